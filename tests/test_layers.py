@@ -112,7 +112,6 @@ NOT_OF_THE_WIRE = {
     "observability/logs.py": {"taskName"},  # of a record of `logging`
     "observability/tracing.py": {"addBulk", "addFlow"},  # what BullMQ calls the operations
     "store/embedded.py": {"iII"},  # a format of `struct`
-    "store/embedded_stopper.py": {"iII"},
 }
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -1,15 +1,17 @@
 """The private server of `embedded://`: one Valkey per folder, started by its first client.
 
 - **A locked lock file means that the server is running.** The starter locks it and passes the
-  descriptor to the server. The kernel releases the lock when the server exits, even after kill -9.
-  No pid is ever trusted, two starters cannot both start a server, and a dead starter blocks no one.
+  descriptor to the program `run_server.py`, which passes it to its child, the server. The kernel
+  releases the lock when the server exits, even after kill -9. No pid is ever trusted, two starters
+  cannot both start a server, and a dead starter blocks no one.
 - Every write is on disk before its reply (`appendfsync always`). With `everysec`, Valkey delays the
   write for up to two seconds while a sync is in progress, but still replies. A kill -9 would then
   lose acknowledged jobs.
-- The server is a daemon with its own session. It outlives its starter and does not receive Ctrl-C.
+- The program and its server have their own session. They outlive the starter and do not receive
+  Ctrl-C. The program ends the server if it is idle for a while or its folder is gone, and exits
+  with it. If the program is killed, the server continues and no longer stops when it is idle.
 - Starting never kills a running server. If one answers without holding the lock, its folder was
   removed, and it is asked to shut down.
-- `stop` ends a server. Its stopper does so if the server is idle for a while or its folder is gone.
 - The folder, its lock and the process that answers must belong to this user. Otherwise another user
   could pretend to be the server and receive every job.
 """
@@ -27,7 +29,6 @@ import signal
 import socket
 import stat
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -40,12 +41,13 @@ from msgspec import Struct
 
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store.address import FOLDER, IDLE, project_folder
+from taskbull.store.run_server import ask
 from taskbull.store.server_process import (
-    ask,
     is_ready,
     log_size,
     log_tail,
     quoted,
+    start_program,
     valkey_binary,
     write_config,
 )
@@ -138,7 +140,6 @@ def _short_socket(folder: Path) -> Path:
 
 logger = logging.getLogger(__name__)
 
-STOPPER = Path(__file__).with_name("embedded_stopper.py")
 _LOG_LIMIT, _LOG_KEPT = 256 * 1024, 64 * 1024
 _POLL = 0.005
 
@@ -162,8 +163,7 @@ def start_or_join(
 ) -> Path:
     """Return the Unix socket of the folder's server, starting the server if necessary.
 
-    A server started here shuts down after `idle` seconds without a client. It has no such limit if
-    `idle` is 0, or if this program is not a Python interpreter, such as some web servers.
+    A server started here shuts down after `idle` seconds without a client, unless `idle` is 0.
 
     Raises `ConfigurationError` if the server cannot start, and `ConnectionLost` if it does not
     answer within `deadline` seconds.
@@ -178,12 +178,19 @@ def start_or_join(
                 if lock is not None and log_start is not None:
                     raise _died(files, log_start)
                 if lock is not None:
-                    log_start = _launch(files, lock, limit)
+                    log_start = _launch(files, lock, idle, limit)
             reply = ask(files.socket, "PING") if lock is None else None
             if is_ready(reply):
                 _check_listener(files)
                 if log_start is not None:
-                    _start_stopper(files, idle)
+                    ends = f" It stops after {idle:g} s without a client." if idle else ""
+                    stopping = shlex.join(["taskbull", "stop", str(files.folder)])
+                    logger.info(
+                        "Embedded server running in %s.%s To stop it: %s",
+                        files.folder,
+                        ends,
+                        stopping,
+                    )
                 return files.socket
             if time.monotonic() > limit:
                 raise _silent(files, reply, deadline)
@@ -233,44 +240,26 @@ def _lives(files: ServerFiles) -> bool:
         return lock is None
 
 
-def _launch(files: ServerFiles, lock: int, limit: float) -> int:
-    """Start the server, which inherits the lock; return the log position where its lines start."""
+def _launch(files: ServerFiles, lock: int, idle: float, limit: float) -> int:
+    """Start the server with the lock; return the log position where its lines start."""
     binary = valkey_binary()
     # A server that answers without holding the lock has lost its folder.
     while ask(files.socket, "SHUTDOWN NOSAVE") is not None and time.monotonic() < limit:
         time.sleep(_POLL)
     files.log.touch(mode=0o600)
     _shorten(files.log)
-    write_config(files.config, _options(files))
+    write_config(files.config, files.socket, _options(files))
     log_start = log_size(files.log)
-    with files.log.open("ab") as log:
-        daemon = subprocess.Popen(  # noqa: S603 - our own binary, no shell
-            [binary, files.config],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            umask=0o077,
-            cwd="/",
-            pass_fds=(lock,),
-            start_new_session=True,
-        )
-    try:
-        daemon.wait(max(limit - time.monotonic(), 1.0))  # it forks the server and exits
-    except subprocess.TimeoutExpired:
-        daemon.kill()
-        daemon.wait()
+    words = (files.lock, lock, files.socket, idle, binary, files.config)
+    program, _ = start_program("shared", *words, log=files.log, lock=lock)
+    program.wait()  # it has moved to the background
     return log_start
 
 
 def _options(files: ServerFiles) -> dict[str, str]:
     return {
         "port": "0",
-        "unixsocket": quoted(files.socket),
-        "unixsocketperm": "600",
-        "daemonize": "yes",
         "pidfile": quoted(files.folder / "valkey.pid"),  # for people; taskbull does not read it
-        "dir": quoted(files.folder),
-        "logfile": quoted(files.log),
         "appendonly": "yes",
         "appendfsync": "always",
         "aof-load-truncated": "yes",  # a crash may leave an incomplete command at the end
@@ -286,27 +275,6 @@ def _shorten(log: Path) -> None:
             file.seek(-_LOG_KEPT, os.SEEK_END)
             kept = file.read()
         log.write_bytes(kept)
-
-
-def _start_stopper(files: ServerFiles, idle: float) -> None:
-    """Start the stopper, which daemonizes itself, and log how to stop the server."""
-    python = Path(sys.executable or "")
-    ends = f"It stops after {idle:g} s without a client. "
-    if idle and python.name.startswith(("python", "pypy")):  # not a web server that embeds Python
-        words = ["-I", "-S", str(STOPPER), str(files.socket), str(files.lock), str(idle)]
-        with _not_forking():
-            subprocess.run(  # noqa: S603 - our own file, no shell
-                [python, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                check=False,
-            )
-    else:
-        ends = ""
-    stopping = shlex.join(["taskbull", "stop", str(files.folder)])
-    logger.info("Embedded server running in %s. %sTo stop it: %s", files.folder, ends, stopping)
 
 
 def _check_listener(files: ServerFiles) -> None:

@@ -1,134 +1,29 @@
-"""Private Redis and Valkey server processes: configuring, starting, stopping, cleaning up.
+"""Private Redis and Valkey servers: configuring, starting and stopping them.
 
-A server always listens on a Unix socket in its own folder. Readiness is checked there, because
-another program could answer on a TCP port.
+Each server is the child of a small program, `run_server.py`, which ends it when it is no longer
+needed. A server always listens on a Unix socket. Readiness is checked there, because another
+program could answer on a TCP port.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import IO, Self, cast
 
 from taskbull.errors import ConfigurationError, ConnectionLost
-
-# Cleaning up after this process was killed. `finally` blocks do not run after `kill -9`.
-#
-# A shell reads from a pipe that the kernel closes when this process exits, for any reason. Then the
-# shell kills the guarded servers and removes their folders. `PR_SET_PDEATHSIG` is not an option: it
-# kills a server when the *thread* that started it exits, and only Linux has it.
-
-
-# "PID FOLDER" guards a server. "PID" alone releases it, because the system may reuse the pid.
-_SCRIPT = """
-while read -r pid folder; do
-  pids="$pids $pid"
-  eval "folder_$pid=\\$folder"
-done
-for pid in $pids; do
-  eval "folder=\\$folder_$pid"
-  if [ -n "$folder" ]; then
-    kill -9 "$pid"
-    rm -rf "$(printf %b "$folder")"
-  fi
-done
-"""
-
-
-class ServerWarden:
-    """Cleanup of servers after this process exits. Its shell runs while servers are guarded."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._guarded: dict[int, Path] = {}
-        self._shell: _Shell | None = None
-        os.register_at_fork(after_in_child=self._forget)
-
-    @property
-    def pid(self) -> int | None:
-        """Pid of the shell, or None if it is not running."""
-        return self._shell.pid if self._shell is not None else None
-
-    def guard(self, pid: int, folder: Path) -> None:
-        """Kill the server and remove its folder when this process exits."""
-        with self._lock:
-            self._guarded[pid] = folder
-            self._tell(pid, folder)
-
-    def release(self, pid: int) -> None:
-        """Stop guarding a server that has exited."""
-        with self._lock:
-            if self._guarded.pop(pid, None) is not None:
-                self._tell(pid, None)
-            if self._shell is not None and not self._guarded:
-                self._shell.end()
-                self._shell = None
-
-    def _tell(self, pid: int, folder: Path | None) -> None:
-        """Send a server to the shell, or all servers to a new shell if the old one was killed."""
-        if self._shell is not None:
-            with suppress(BrokenPipeError):
-                self._shell.tell(pid, folder)
-                return
-            self._shell.end()
-        self._shell = _Shell()
-        for each in self._guarded.items():
-            self._shell.tell(*each)
-
-    def _forget(self) -> None:
-        """Leave the servers to the parent process, after a fork."""
-        self._lock = threading.Lock()
-        self._guarded.clear()
-        if self._shell is not None:
-            self._shell.leave()
-        self._shell = None
-
-
-class _Shell:
-    def __init__(self) -> None:
-        reading, self._pipe = os.pipe()
-        with os.fdopen(reading) as stdin:
-            self._process = subprocess.Popen(  # noqa: S603 - fixed script
-                ["/bin/sh", "-c", _SCRIPT],
-                stdin=stdin,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a signal to this process group must not reach it
-            )
-        self.pid = self._process.pid
-
-    def tell(self, pid: int, folder: Path | None) -> None:
-        """Send one line about a server, with its folder name escaped."""
-        name = str(folder or "").replace("\\", "\\\\").replace("\n", "\\n")
-        os.write(self._pipe, os.fsencode(f"{pid} {name}\n"))
-
-    def end(self) -> None:
-        os.close(self._pipe)
-        self._process.wait()
-
-    def leave(self) -> None:
-        """Detach from the shell, which belongs to the parent process."""
-        os.close(self._pipe)
-        self._process.returncode = 0  # prevents a wait and a ResourceWarning
-
-
-warden = ServerWarden()
-
-
-# Server processes.
-
+from taskbull.store import run_server
+from taskbull.store.run_server import ask
 
 HOST = "127.0.0.1"
 LOG_NAME = "server.log"
@@ -166,26 +61,43 @@ def quoted(value: str | Path) -> str:
     return '"' + text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
 
 
-def write_config(path: Path, options: Mapping[str, str]) -> None:
-    """Write a configuration file that only this user can read.
+def write_config(path: Path, socket: Path, options: Mapping[str, str]) -> None:
+    """Write the configuration file, which only this user can read, to the server's folder.
 
     A value of several words is several arguments, unless it is `quoted`.
     """
-    path.write_text("".join(f"{name} {value}\n" for name, value in options.items()))
+    own = {"unixsocket": quoted(socket), "unixsocketperm": "600", "dir": quoted(path.parent)}
+    path.write_text("".join(f"{name} {value}\n" for name, value in (own | dict(options)).items()))
     path.chmod(0o600)
 
 
-def ask(path: Path, command: str, timeout: float = 1.0) -> str | None:
-    """Send a command to the server on a Unix socket; return its reply, or None without one."""
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(timeout)
-        try:
-            line.connect(str(path))
-            line.sendall(command.encode() + b"\r\n")
-            reply = line.recv(4096)
-        except OSError:
-            return None
-    return reply.decode(errors="replace").rstrip() or None
+def start_program(
+    *words: object, log: Path, lock: int | None = None
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start `run_server.py`; return its process and the pid of its server.
+
+    The server appends to `log` and inherits the descriptor `lock`. Raises `ConfigurationError` if
+    the server's binary cannot be executed.
+    """
+    python = sys.executable or ""
+    if not Path(python).name.startswith(("python", "pypy")):  # a web server that embeds Python
+        python = f"{sys.base_exec_prefix}/bin/python3"
+    with log.open("ab") as output:
+        program = subprocess.Popen(  # noqa: S603 - our own file, no shell
+            [python, "-I", "-S", run_server.__file__, *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            umask=0o077,
+            pass_fds=() if lock is None else (lock,),
+            start_new_session=True,  # the server must not receive Ctrl-C
+        )
+    with cast("IO[bytes]", program.stdout) as stdout:
+        pid = int(stdout.readline() or 0)
+    if not pid:
+        program.wait()
+        raise ConfigurationError(f"Cannot start a Redis server:\n{log_tail(log)}")
+    return program, pid
 
 
 def is_ready(reply: str | None) -> bool:
@@ -216,8 +128,8 @@ def log_tail(log: Path, start: int = 0) -> str:
 class ServerProcess:
     """A server process with its own folder. With `tcp`, it also listens on a loopback port.
 
-    It owns the process and the folder until `close`. If this process is killed before that,
-    `warden` cleans up both.
+    It owns the process and the folder until `close`. If this process is killed before that, the
+    program that runs the server cleans up both.
 
     `stop`, `kill` and `start` keep the folder and the address, so persisted data is available
     again. By default, nothing is persisted.
@@ -240,7 +152,8 @@ class ServerProcess:
         self._tcp = tcp
         self._arguments = arguments
         self._log_start = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._program: subprocess.Popen[bytes] | None = None  # exits with the server
+        self._pid = 0
 
     def __enter__(self) -> Self:
         try:
@@ -264,11 +177,12 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        return self._living().pid
+        self._started()
+        return self._pid
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._program is not None and self._program.poll() is None
 
     def start(self, deadline: float = 10.0) -> None:
         """Start the process and wait until it answers. Later starts reuse the address.
@@ -293,22 +207,21 @@ class ServerProcess:
         """
         if not self.running:
             return
-        process = self._living()
-        process.send_signal(signal.SIGCONT)
+        program = self._started()
+        self.resume()
         if not (ask(self.socket, "SHUTDOWN NOSAVE") or "").startswith("-"):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(deadline / 2)
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(deadline / 2)
+            with suppress(subprocess.TimeoutExpired):
+                program.wait(deadline / 2)
+        self._signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            program.wait(deadline / 2)
         self.kill()
 
     def kill(self) -> None:
         """Kill the process immediately, to simulate a crash."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            warden.release(self._process.pid)
+        if self._program is not None:
+            self._signal(signal.SIGKILL)
+            self._program.wait()
 
     def restart(self) -> None:
         """Stop the server if it is running, and start it again at the same address."""
@@ -317,10 +230,10 @@ class ServerProcess:
 
     def pause(self) -> None:
         """Suspend the process. Connections stay open, but get no replies."""
-        self._living().send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._living().send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def close(self) -> None:
         """Kill the process and remove its folder."""
@@ -331,21 +244,19 @@ class ServerProcess:
     def _config(self) -> Path:
         return self.folder / "server.conf"
 
-    def _living(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._program is None:
             raise ConfigurationError(f"The server in {self.folder} was not started")
-        return self._process
+        return self._program
+
+    def _signal(self, number: int) -> None:
+        if self._started().poll() != 0:  # it is running, or was killed without its server
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, number)
 
     def _write_config(self) -> None:
-        own = {
-            "bind": HOST,
-            "port": str(self.port),
-            "unixsocket": quoted(self.socket),
-            "unixsocketperm": "600",
-            "dir": quoted(self.folder),
-            "daemonize": "no",
-        }
-        write_config(self._config, own | self._options)
+        own = {"bind": HOST, "port": str(self.port), "daemonize": "no"}
+        write_config(self._config, self.socket, own | self._options)
 
     def _start_on_a_free_port(self, limit: float) -> None:
         # Do not check for a free port first. Only the server's own bind has no race.
@@ -362,18 +273,12 @@ class ServerProcess:
         raise ConnectionLost(f"No free port for {self._binary} in {_PORT_ATTEMPTS} attempts")
 
     def _spawn(self) -> None:
-        self.kill()  # releases a process that exited by itself
+        self.kill()
         self._log_start = log_size(self.log)
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own binary, no shell
-                [self._binary, self._config, *self._arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                umask=0o077,
-                start_new_session=True,  # the server must not receive Ctrl-C
-            )
-        warden.guard(self._process.pid, self.folder)
+        command = (self._binary, self._config, *self._arguments)
+        self._program, self._pid = start_program(
+            "owned", os.getpid(), self.folder, *command, log=self.log
+        )
 
     def _await_answer(self, limit: float) -> None:
         while not is_ready(ask(self.socket, "PING")):
@@ -386,4 +291,4 @@ class ServerProcess:
                 raise ConnectionLost(
                     f"{self._binary} did not answer in time: {log_tail(self.log, self._log_start)}"
                 )
-            time.sleep(0.005)
+            time.sleep(0.001)

@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from taskbull.store.server_process import ask
+from taskbull.store.run_server import ask
 from tests.servers.waiting import wait_until
 
 START = """

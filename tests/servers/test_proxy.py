@@ -12,7 +12,8 @@ from random import Random
 
 import pytest
 
-from taskbull.store.server_process import ServerProcess, ask, valkey_binary
+from taskbull.store.run_server import ask
+from taskbull.store.server_process import ServerProcess, valkey_binary
 from tests.servers.certificates import Certificates, tls_in_front_of
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import wait_until

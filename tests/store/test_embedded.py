@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ import redis
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store.address import parse, project_folder
 from taskbull.store.embedded import start_or_join, stop
-from taskbull.store.server_process import ask
+from taskbull.store.run_server import ask
 from tests.servers.starter import client_of, kill_server, lives, server_pid, starter, told
 from tests.servers.waiting import wait_until
 
@@ -178,13 +178,13 @@ def test_a_listener_of_another_user_is_refused(folder: Path) -> None:  # F16
     path.unlink()
 
 
-def stoppers(path: Path) -> list[int]:
-    """Find the stopper of a server among all processes."""
+def programs(path: Path) -> list[int]:
+    """Find the program that runs a server among all processes."""
     found: list[int] = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
-            if os.fsencode(path) in words and b"embedded_stopper.py" in b" ".join(words):
+            if os.fsencode(path) in words and b"run_server.py" in b" ".join(words):
                 found.append(int(process.name))
     return found
 
@@ -194,11 +194,11 @@ def test_a_server_that_nobody_uses_ends_and_its_data_stays(folder: Path) -> None
     pid = server_pid(path)
     with client_of(path) as client:
         client.set("x", 1)
-        [stopper] = stoppers(path)
-        wait_until(lambda: asked(client) > 6, "the stopper has looked often")
+        [program] = programs(path)
+        wait_until(lambda: asked(client) > 6, "the program has looked often")
         assert client.ping()  # it is in use as long as somebody is connected
     wait_until(lambda: not lives(pid), "the server has ended")
-    wait_until(lambda: not lives(stopper), "so has its stopper")
+    wait_until(lambda: not lives(program), "so has its program")
     with client_of(start_or_join(folder)) as client:
         assert client.get("x") == "1"
 
@@ -207,15 +207,31 @@ def asked(client: redis.Redis) -> int:
     return int(client.info("commandstats").get("cmdstat_info", {"calls": 0})["calls"])
 
 
-def test_a_stopper_ends_with_its_server(folder: Path) -> None:
+@pytest.mark.parametrize("end", [stop, lambda folder: kill_server(start_or_join(folder))])
+def test_the_program_ends_with_its_server(folder: Path, end: Callable[[Path], object]) -> None:
+    [program] = programs(start_or_join(folder))
+    end(folder)
+    wait_until(lambda: not lives(program), "the program has ended")
+
+
+def test_a_server_whose_program_was_killed_goes_on_and_can_be_stopped(folder: Path) -> None:
     path = start_or_join(folder)
-    [stopper] = stoppers(path)
-    stop(folder)
-    wait_until(lambda: not lives(stopper), "the stopper has ended")
+    pid = server_pid(path)
+    [program] = programs(path)
+    os.kill(program, signal.SIGKILL)
+    wait_until(lambda: not lives(program), "the program is gone")
+    with client_of(start_or_join(folder)) as client:
+        client.set("key", "kept")
+    assert server_pid(path) == pid
+    assert stop(folder)
+    assert not lives(pid)
+    with client_of(start_or_join(folder)) as client:
+        assert client.get("key") == "kept"
 
 
-def test_a_server_whose_folder_was_removed_ends(folder: Path) -> None:
-    path = start_or_join(folder, idle=5)
+@pytest.mark.parametrize("idle", [0, 5])
+def test_a_server_whose_folder_was_removed_ends(folder: Path, idle: int) -> None:
+    path = start_or_join(folder, idle=idle)
     pid = server_pid(path)
     shutil.rmtree(folder)
     wait_until(lambda: not lives(pid), "the server has ended")
@@ -229,10 +245,6 @@ def test_a_server_whose_folder_was_removed_leaves_the_next_one_alone(folder: Pat
     with client_of(path) as client:  # its socket is still there
         assert client.ping()
     assert (folder / "valkey.pid").exists()
-
-
-def test_a_server_may_be_told_to_stay(folder: Path) -> None:
-    assert stoppers(start_or_join(folder, idle=0)) == []
 
 
 def test_it_says_once_where_it_is_and_how_to_stop_it(
@@ -282,6 +294,13 @@ def test_threads_at_the_same_time_get_one_server(folder: Path) -> None:
 async def test_async_code_starts_it_in_a_thread(folder: Path) -> None:
     path = await anyio.to_thread.run_sync(start_or_join, folder)
     assert ask(path, "PING") == "+PONG"
+
+
+def test_a_web_server_that_embeds_python_can_start_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/usr/sbin/uwsgi")
+    assert ask(start_or_join(folder), "PING") == "+PONG"
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])

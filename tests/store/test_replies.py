@@ -25,7 +25,8 @@ from taskbull.scripts.call import Request
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
 from taskbull.store.connection import ConnectionOptions
-from taskbull.store.server_process import ServerProcess, ask
+from taskbull.store.run_server import ask
+from taskbull.store.server_process import ServerProcess
 from taskbull.store.sync_store import SyncStore
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,14 +15,12 @@ import sniffio
 
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store import server_process as server_module
+from taskbull.store.run_server import ask
 from taskbull.store.server_process import (
     ServerProcess,
-    ServerWarden,
-    ask,
     log_tail,
     quoted,
     valkey_binary,
-    warden,
 )
 from tests.servers import kinds
 from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers, Reachable
@@ -174,18 +173,13 @@ def test_a_closed_server_leaves_neither_process_nor_folder() -> None:
 
 
 MAKE = """
-import sys, time
+import time
 from taskbull.store.server_process import ServerProcess, valkey_binary
-from taskbull.store.server_process import warden
 servers = [ServerProcess(valkey_binary()) for _ in range(3)]
 for server in servers:
     server.start()
 servers[0].restart()
 servers[1].close()
-if "lose the warden" in sys.argv:
-    os.kill(warden.pid, signal.SIGKILL)
-    servers[1] = ServerProcess(valkey_binary())
-    servers[1].start()
 for server in servers:
     if server.running:
         print(server.pid, flush=True)
@@ -194,19 +188,18 @@ time.sleep(3600)
 """
 
 
-@pytest.mark.parametrize(("how", "left"), [("", 2), ("lose the warden", 3)])
-def test_servers_end_with_a_maker_that_is_killed(how: str, left: int) -> None:
+def test_servers_end_with_a_maker_that_is_killed() -> None:
     # A short path: it is that of a socket.
     with tempfile.TemporaryDirectory(prefix="a \\folder\n of $two lines") as name:
-        pids = servers_of_a_killed_maker(name, how)
-        assert len(pids) == left
+        pids = servers_of_a_killed_maker(name)
+        assert len(pids) == 2
         wait_until(lambda: not any(map(lives, pids)), "the servers end")
         wait_until(lambda: os.listdir(name) == [], "their folders go")
 
 
-def servers_of_a_killed_maker(folder: str, how: str) -> list[int]:
+def servers_of_a_killed_maker(folder: str) -> list[int]:
     with subprocess.Popen(
-        [sys.executable, "-c", f"import os, signal{MAKE}", how],
+        [sys.executable, "-c", MAKE],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": folder},
@@ -222,24 +215,25 @@ def test_a_fork_of_the_maker_leaves_its_servers_alone(private_server: PrivateSer
     server = private_server()
     child = os.fork()
     if child == 0:
-        os._exit(0 if warden.pid is None else 1)
+        os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert warden.pid is not None
+    assert server.running
     assert answers(server)
 
 
-def test_the_warden_leaves_with_the_last_server() -> None:
-    mine = ServerWarden()
-    mine.guard(2**22, Path("first"))  # no process has so high a number
-    mine.guard(2**22 + 1, Path("second"))
-    shell = mine.pid
-    assert shell is not None
-    mine.release(2**22)
-    mine.release(2**22)
-    assert lives(shell)
-    mine.release(2**22 + 1)
-    assert mine.pid is None
-    assert not lives(shell)
+def test_a_server_whose_program_was_killed_is_still_closed(private_server: PrivateServers) -> None:
+    server = private_server()
+    pid = server.pid
+    os.kill(int(Path(f"/proc/{pid}/stat").read_text().split()[3]), signal.SIGKILL)
+    wait_until(lambda: not server.running, "the program is gone")
+    assert lives(pid)
+    server.close()
+    wait_until(lambda: not lives(pid), "the server is gone")
+
+
+def test_a_file_that_is_no_program_is_told() -> None:
+    with pytest.raises(ConfigurationError, match=r"(?s)Cannot start a Redis server.*nowhere"):
+        ServerProcess(Path("/nowhere")).__enter__()
 
 
 def test_the_log_of_a_server_that_wrote_none_is_told_as_such(tmp_path: Path) -> None:
