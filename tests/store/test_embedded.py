@@ -22,6 +22,7 @@ from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store.address import parse, project_folder
 from taskbull.store.embedded import start_or_join, stop
 from taskbull.store.server_process import ask
+from tests.selection import in_full
 from tests.servers.starter import client_of, kill_server, lives, server_pid, starter, told
 from tests.servers.waiting import wait_until
 
@@ -284,7 +285,7 @@ async def test_async_code_starts_it_in_a_thread(folder: Path) -> None:
     assert ask(path, "PING") == "+PONG"
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [in_full(signal.SIGINT), signal.SIGKILL])
 def test_the_server_outlives_the_process_that_started_it(folder: Path, end: signal.Signals) -> None:
     with starter(folder) as process:
         path = told(process)
