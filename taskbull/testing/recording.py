@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any, TypeVar, assert_never
 
 from taskbull.app.app import App
@@ -292,7 +293,7 @@ class Box:
         Raises:
             JobFailed: If `check` is set and a job has permanently failed. Cancelled jobs do not
                 count.
-            TaskbullError: If the jobs take `limit` turns or more.
+            TaskbullError: If the jobs take more than `limit` turns.
 
         Example:
             >>> with recorded(app) as box:
@@ -326,7 +327,7 @@ class Box:
             ConfigurationError: If the time is negative.
             JobFailed: If `check` is set and a job has permanently failed. Cancelled jobs do not
                 count.
-            TaskbullError: If the due jobs take `limit` turns or more.
+            TaskbullError: If the due jobs take more than `limit` turns.
 
         Example:
             >>> box.advance(days=2)
@@ -391,17 +392,18 @@ class Box:
 
         With `until`, only yield jobs that are due by then, including runs of schedules.
         """
-        for _ in range(limit):
+        for turn in count():
             waiting = [job for job in self.jobs if job.state in _RUNNABLE]
             if until is not None:
                 waiting += self._scheduled(min((job.due for job in waiting), default=until), until)
                 waiting = [job for job in waiting if job.due <= until]
             if not waiting:
                 return
+            if turn == limit:
+                raise TaskbullError(f"Jobs are left after {limit} turns. Endless retries?")
             first = min(waiting, key=_turn)
             self.now = max(self.now, first.due)
             yield self._together(first, waiting)
-        raise TaskbullError(f"After {limit} attempts there are still jobs to run. Endless retries?")
 
     def _together(self, first: RecordedJob, waiting: list[RecordedJob]) -> list[RecordedJob]:
         task = self._app.tasks.get(first.name)

@@ -62,9 +62,10 @@ def stored(admin: Any, *queues: str) -> Counter[int]:
     """Count the jobs in the queues by their number."""
     found: Counter[int] = Counter()
     for queue in queues or ("rows",):
-        for job_id in admin.lrange(f"bull:{queue}:wait", 0, -1):
-            data = json.loads(admin.hget(f"bull:{queue}:{job_id.decode()}", "data"))
-            found[data["n"]] += 1
+        with admin.pipeline(transaction=False) as pipe:
+            for job_id in admin.lrange(f"bull:{queue}:wait", 0, -1):
+                pipe.hget(f"bull:{queue}:{job_id.decode()}", "data")
+            found.update(json.loads(data)["n"] for data in pipe.execute())
     return found
 
 

@@ -258,7 +258,10 @@ def test_ten_thousand_children_are_added_in_pieces(
     assert raw.scard(f"{prefix}:q:{job.id}:dependencies") == 10_000
     assert raw.exists(f"{prefix}:q:tb:flows") == 0
     order = decode_order(raw.hget(f"{prefix}:q:{job.id}", "tbch")) or []
-    urls = [json.loads(raw.hget(base + own, "data"))["url"] for _, base, own in order]
+    with raw.pipeline(transaction=False) as pipe:
+        for _, base, own in order:
+            pipe.hget(base + own, "data")
+        urls = [json.loads(data)["url"] for data in pipe.execute()]
     assert urls == [str(n) for n in range(10_000)]
 
 

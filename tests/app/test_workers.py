@@ -19,6 +19,7 @@ from taskbull import events
 from taskbull.app.app import App
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.errors import ConfigurationError
+from tests.selection import in_full
 from tests.servers.kinds import Reachable
 
 LIMIT = 60.0
@@ -219,7 +220,7 @@ def slow_job(server: Reachable, prefix: str, seconds: float) -> App:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, in_full(signal.SIGINT)])
 def test_a_signal_lets_jobs_end(
     server: Reachable, prefix: str, backend: str, number: signal.Signals
 ) -> None:

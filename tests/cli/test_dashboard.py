@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from taskbull import SyncQueue
+from tests.cli.conftest import CommandLine
 from tests.cli.programs import run
 from tests.dashboard.conftest import SAME_ORIGIN
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
@@ -193,9 +194,11 @@ def test_it_asks_for_the_password_of_the_environment(tmp_path: Path, server: Rea
         (("--redis", "nowhere://"), "nowhere"),
     ],
 )
-def test_what_cannot_be_right_is_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    done = run("dashboard", "--redis", "redis://127.0.0.1:1", *words, cwd=tmp_path)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+def test_what_cannot_be_right_is_refused(
+    cli: CommandLine, words: tuple[str, ...], said: str
+) -> None:
+    done = cli.run("dashboard", "--redis", "redis://127.0.0.1:1", *words)
+    assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import taskbull
 from taskbull.store import embedded
+from tests.cli.conftest import CommandLine
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -32,14 +33,14 @@ def test_the_demo_runs_without_any_set_up_and_leaves_nothing(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_version_is_told(tmp_path: Path) -> None:
-    assert taskbull.__version__ in run("-m", "taskbull", "--version", cwd=tmp_path).stdout
+def test_the_version_is_told(cli: CommandLine) -> None:
+    assert taskbull.__version__ in cli.run("--version").stdout
 
 
 @pytest.mark.parametrize("words", [["dmo"], ["demo", "--what"]])
-def test_wrong_usage_is_told_in_few_words(words: list[str], tmp_path: Path) -> None:
-    done = run("-m", "taskbull", *words, cwd=tmp_path)
-    assert done.returncode == 2
+def test_wrong_usage_is_told_in_few_words(words: list[str], cli: CommandLine) -> None:
+    done = cli.run(*words)
+    assert done.exit_code == 2
     assert "Traceback" not in done.stderr
     assert "No such" in done.stderr
 

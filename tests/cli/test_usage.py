@@ -79,10 +79,10 @@ def test_a_call_with_redis_away_is_one_sentence_at_once(nowhere: Path) -> None:
     "words",
     [(), ("quues",), ("queues", "--jsn"), ("job",), ("jobs", "emails", "--state", "gone")],
 )
-def test_wrong_usage_is_2(nowhere: Path, words: tuple[str, ...]) -> None:
-    done = run(*words, cwd=nowhere)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+def test_wrong_usage_is_2(cli: CommandLine, words: tuple[str, ...]) -> None:
+    result = cli.run(*words)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_completion_of_a_shell_is_printed(cli: CommandLine, shell: str) -> N
     assert f"_TASKBULL_COMPLETE={shell}_complete" in script
 
 
-def test_commands_queues_and_tasks_are_completed(shop: Shop, nowhere: Path) -> None:
+def test_commands_queues_and_tasks_are_completed(shop: Shop) -> None:
     def completed(line: str) -> list[str]:
         words = line.split(" ")
         env = {
@@ -132,7 +132,7 @@ def test_commands_queues_and_tasks_are_completed(shop: Shop, nowhere: Path) -> N
             "COMP_WORDS": line,
             "COMP_CWORD": str(len(words) - 1),
         }
-        return run(cwd=nowhere, env=env).stdout.split()
+        return shop.run(env=env, complete_var=COMPLETING).stdout.split()
 
     assert completed("taskbull ret") == ["plain,retry", "plain,retry-all"]
     assert completed("taskbull jobs em") == ["plain,emails"]

@@ -156,9 +156,9 @@ def test_a_job_waits_behind_others(scene: Scene) -> None:
     assert scene.cli("why", "emails", "3") == "2 jobs are ahead of it.\n"
     said = scene.cli("why", "emails", "4")
     assert said == "3 jobs are ahead of it (3 of them without priority, which run first).\n"
-    totals = {"count": 61, "prevTS": scene.now_ms, "prevCount": 60}
+    totals = {"count": 31, "prevTS": scene.now_ms, "prevCount": 30}
     scene.admin.hset(scene.keys.metrics_completed, mapping=totals)  # type: ignore[arg-type]
-    scene.admin.rpush(scene.keys.metrics_completed_data, *[60] * 5)
+    scene.admin.rpush(scene.keys.metrics_completed_data, *[30] * 5)
     assert "jobs/min, that is about" in scene.cli("why", "emails", "3")
 
 

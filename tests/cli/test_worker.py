@@ -113,7 +113,7 @@ def test_it_shows_what_it_is_and_what_it_does(
     assert "Traceback" not in terminal.seen
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, in_full(signal.SIGINT)])
 def test_a_signal_lets_jobs_end_and_a_second_one_gives_them_back(
     folder: Path, url: str, slow: SyncQueue, number: signal.Signals
 ) -> None:
@@ -359,9 +359,9 @@ def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["worker", "tasks"], "'tasks' must be module:attribute, such as 'tasks:app'"),
+        in_full(["worker", "tasks"], "'tasks' must be module:attribute, such as 'tasks:app'"),
         in_full(["worker", "-A", "tasks.app"], "such as 'tasks:app'"),
-        (["worker", "nothing:app"], "no module named 'nothing'"),
+        in_full(["worker", "nothing:app"], "no module named 'nothing'"),
         pytest.param(
             ["worker", "tasks:nothing"], "has no attribute 'nothing'", marks=pytest.mark.full
         ),
@@ -371,7 +371,7 @@ def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
             "0 is not in the range",
             marks=pytest.mark.full,
         ),
-        (["worker", "tasks:app", "--concurency", "1"], "Did you mean"),
+        in_full(["worker", "tasks:app", "--concurency", "1"], "Did you mean"),
         pytest.param(
             ["worker", "tasks:app", "--uvloop", "--backend", "trio"],
             "--uvloop is for asyncio",

@@ -16,6 +16,7 @@ BACKENDS = ["asyncio", "trio"]
 def test_the_quick_start_needs_no_server(embedded_only: OpenExample, backend: str) -> None:
     place = embedded_only("quick_start")
     with place.worker("tasks:app", "--backend", backend) as worker:
+        worker.read_until("redis +")
         said = place.python("send.py").run()
         worker.read_until(r"\(charge\) .* failed and will be retried")
         worker.stop()

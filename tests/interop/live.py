@@ -172,9 +172,9 @@ def a_limited_worker_goes_on(redis: Redis, a: Actor, b: Actor) -> None:
 
 
 def a_lock_is_renewed(redis: Redis, a: Actor, b: Actor) -> None:
-    """A job that runs longer than its lock lives is not taken for stalled."""
+    """The lock of a running job is renewed, and the job is not taken for stalled."""
     waits: Behaviour = {"*": [[["wait", None], ["return", 1]]]}
-    with b.running(waits, lockDuration=400, stalledInterval=200) as worker:
+    with b.running(waits, lockDuration=10_000, lockRenewTime=100, stalledInterval=200) as worker:
         job = a.add("n")
         worker.wait_for("active", jobId=job)
         lock = f"{a.prefix}:{a.queue}:{job}:lock"

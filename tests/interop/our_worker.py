@@ -231,11 +231,11 @@ async def _process(place: JobEnvironment, job: Job, token: str, behaviour: Behav
 
 def _options(options: Options) -> WorkerOptions:
     limiter = options.get("limiter")
-    lock_duration = options.get("lockDuration", 30_000) / 1000
+    lock_ms = options.get("lockDuration", 30_000)
     return WorkerOptions(
         concurrency=options.get("concurrency", 1),
-        lock_duration=lock_duration,
-        heartbeat_interval=lock_duration / 2,
+        lock_duration=lock_ms / 1000,
+        heartbeat_interval=options.get("lockRenewTime", lock_ms / 2) / 1000,
         stalled_interval=options.get("stalledInterval", 30_000) / 1000,
         max_stalled_count=options.get("maxStalledCount", 1),
         limiter=None if limiter is None else Limiter(limiter["max"], limiter["duration"] / 1000),

@@ -23,6 +23,8 @@ from tests.interop.node import Version
 from tests.interop.snapshot import take
 from tests.interop.stage import T0, Stage, compare, play
 
+pytestmark = pytest.mark.full  # Tests of the comparison itself.
+
 Tamper = Callable[[Redis, Callable[[str], str]], Any]
 
 

@@ -131,7 +131,7 @@ BY_THE_NEWER: Final = (
 BY_THE_OLDER: Final = ("10,20,10 * * * *", "*/5,*/7 * * * *", "*,5 * * * *")
 """Lines that version 6 refuses, as they name a value twice; a scheduler of 5 may have them."""
 
-INSTANTS: Final = (T0, T0 - 123, 1_835_395_199_999, 1_830_297_540_000)
+INSTANTS: Final = (T0 - 123, *((T0, 1_835_395_199_999, 1_830_297_540_000) if FULL else ()))
 
 CHANGES: Final = (
     ("Europe/Prague", "2027-03-28"),
@@ -260,7 +260,7 @@ PLACES: Final = st.sampled_from([(zone, change) for zone, days in ZONES.items() 
 AWAY: Final = st.integers(-2 * 86_400_000, 86_400_000) | st.integers(-1_000, -1)
 """How far from the change we look, in ms."""
 
-EXAMPLES: Final = 5 * int(os.environ.get("TASKBULL_SEQUENCES", "15" if FULL else "5"))
+EXAMPLES: Final = 5 * int(os.environ.get("TASKBULL_SEQUENCES", "15" if FULL else "2"))
 """How many patterns for each version: 1,000 in `nox -s interop`."""
 
 

@@ -13,6 +13,8 @@ from tests.interop.live import LIVE
 from tests.interop.node import Version
 from tests.interop.pausing import SEQUENCES, PauseSequence, perform
 
+pytestmark = pytest.mark.full  # BullMQ alone, without taskbull.
+
 PAIRS = [(5, 5), (5, 6), (6, 5), (6, 6)]
 
 

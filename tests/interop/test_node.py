@@ -11,6 +11,8 @@ import pytest
 from tests.interop.conftest import MakeActor
 from tests.interop.node import UNDEFINED, Node, NodeStoppedError, Refused, Version, encode
 
+pytestmark = pytest.mark.full  # Tests of the driver itself.
+
 
 def test_an_unknown_operation_is_refused(node: Node) -> None:
     with pytest.raises(Refused, match="no such op: dance"):

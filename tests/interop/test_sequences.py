@@ -19,7 +19,9 @@ from tests.interop.stage import Played, clear, compare, play
 from tests.interop.turns import by_turns
 from tests.selection import FULL
 
-EXAMPLES = int(os.environ.get("TASKBULL_SEQUENCES", "20" if FULL else "8"))
+pytestmark = pytest.mark.full  # BullMQ alone, without taskbull.
+
+EXAMPLES = int(os.environ.get("TASKBULL_SEQUENCES", "20" if FULL else "4"))
 """How many sequences per test; with a larger number they are new in every run."""
 
 RANDOM = settings(

@@ -65,7 +65,7 @@ class PoolBed:
     @asynccontextmanager
     async def working(self, **options: Any) -> AsyncIterator[Worker]:
         """Run a worker; afterwards none of its processes is left, not even as a zombie."""
-        options.setdefault("process_pool", 2)
+        options.setdefault("process_pool", 1)
         metrics = options.pop("metrics", None)
         worker = self.app.worker(**options)
         if metrics is not None:

@@ -15,7 +15,7 @@ ENDED = "bullmq_pool_processes_ended_total"
 async def test_size_use_and_ends_are_measured(bed: PoolBed) -> None:
     own = OwnMetrics()
     with MetricsServer(own, "127.0.0.1", 0) as endpoint:
-        async with bed.working(metrics=own.metrics, process_max_jobs=1) as worker:
+        async with bed.working(metrics=own.metrics, process_pool=2, process_max_jobs=1) as worker:
             await shown(endpoint.url, SIZE, 2, worker_id=worker.id)
             found = await shown(endpoint.url, BUSY, 0, worker_id=worker.id)
             assert [found.value(ENDED, cause=cause) for cause in ("died", "recycled")] == [0, 0]

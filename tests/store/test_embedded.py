@@ -22,6 +22,7 @@ from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store.address import parse, project_folder
 from taskbull.store.embedded import start_or_join, stop
 from taskbull.store.run_server import ask
+from tests.selection import in_full
 from tests.servers.starter import client_of, kill_server, lives, server_pid, starter, told
 from tests.servers.waiting import wait_until
 
@@ -303,7 +304,7 @@ def test_a_web_server_that_embeds_python_can_start_it(
     assert ask(start_or_join(folder), "PING") == "+PONG"
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [in_full(signal.SIGINT), signal.SIGKILL])
 def test_the_server_outlives_the_process_that_started_it(folder: Path, end: signal.Signals) -> None:
     with starter(folder) as process:
         path = told(process)

@@ -23,7 +23,7 @@ from tests.servers.kinds import PrivateServers
 from tests.servers.proxy import Proxy
 from tests.store.sample import script
 
-REPLIES = int(os.environ.get("TASKBULL_SOAK_REPLIES", "20000"))  # per event loop
+REPLIES = int(os.environ.get("TASKBULL_SOAK_REPLIES", "10000"))  # per event loop
 CALLERS = 60
 DEADLINE = 0.3
 OPTIONS = ConnectionOptions(longest_delay=0.05, response_timeout=0.5, connect_timeout=0.5)

@@ -231,6 +231,17 @@ def test_jobs_that_never_end_are_noticed() -> None:
             box.run(limit=50)
 
 
+def test_jobs_may_take_as_many_turns_as_the_limit(shop: Shop) -> None:
+    with recorded(shop.app) as box:
+        shop.send.delay("ann", "Hi")
+        shop.send.delay("bob", "Hi")
+        with pytest.raises(TaskbullError, match="after 1 turns"):
+            box.run(most=1)
+        box.run(most=1)
+        box.advance(hours=1, most=0)
+    assert [job.state for job in box.jobs] == [JobState.COMPLETED] * 2
+
+
 def test_middleware_is_around_the_jobs() -> None:
     app = App("x", redis=NOWHERE)
     seen: list[str] = []

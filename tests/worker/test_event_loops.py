@@ -17,6 +17,7 @@ import trio
 import uvloop
 
 from tests.examples.programs import JobEnvironment, Program
+from tests.selection import in_full
 from tests.servers.kinds import VALKEY_9, SharedServers
 from tests.worker.any_loop import Work, make_work
 
@@ -154,7 +155,7 @@ WITHOUT_SNIFFIO = "import sys; sys.modules['sniffio'] = sys.modules['trio'] = No
 
 @pytest.mark.parametrize(
     ("loop", "first"),
-    [("asyncio", ""), ("uvloop", ""), ("asyncio", WITHOUT_SNIFFIO)],
+    [in_full("asyncio", ""), in_full("uvloop", ""), ("asyncio", WITHOUT_SNIFFIO)],
     ids=["asyncio", "uvloop", "without sniffio"],
 )
 def test_a_worker_runs_in_the_lifespan_of_a_web_app_under_uvicorn(

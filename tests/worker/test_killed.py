@@ -19,7 +19,7 @@ from tests.worker.killed_worker import STALLED_INTERVAL
 from tests.worker.looking import ends, keep_all_entries, listed
 from tests.worker.scale import ROUGH_KINDS, SEED, scaled
 
-KILLS = scaled(3, 20)  # per event loop
+KILLS = scaled(2, 20)  # per event loop
 BACKLOG = 200
 
 pytestmark = pytest.mark.parametrize("server", ROUGH_KINDS, indirect=True)
