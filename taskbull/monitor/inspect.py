@@ -41,7 +41,7 @@ from taskbull.scripts import browse, read, servers
 from taskbull.scripts.browse import PEEKED, ActiveJob
 from taskbull.scripts.events import last_event_id
 from taskbull.scripts.read import ChildCounts, Counts
-from taskbull.scripts.servers import Client, ConnectedWorker, try_commands, try_plainly
+from taskbull.scripts.servers import Client, ConnectedWorker, probe_commands, try_plainly
 from taskbull.store.address import Endpoint, Namespace
 
 # Views of jobs.
@@ -246,7 +246,7 @@ class ServerOperations:
         """Try all commands that taskbull needs for a queue. Return the refused ones with errors."""
         keys, token = self.namespace.keys(queue), token_hex(8)
         server = yield from server_of(keys)
-        refused = yield from ask_on(server, try_commands(keys, token))
+        refused = yield from ask_on(server, probe_commands(keys, token))
         for name, command in try_plainly(keys, token).items():
             try:
                 yield from ask_on(server, command)

@@ -100,8 +100,8 @@ async def test_the_crew_is_found_by_the_names_of_connections(
 async def test_records_of_workers_are_read(looks: Both, emails: SyncQueue, admin: Any) -> None:
     store = emails._stores.sync_store()
     tasks = [f"task_{number}" for number in range(300)]
-    store.run(records.note_worker(emails.keys, WorkerRecord(id="w1", at_ms=10, tasks=tasks)))
-    store.run(records.note_worker(emails.keys, WorkerRecord(id="w2", at_ms=20)))
+    store.run(records.record_worker(emails.keys, WorkerRecord(id="w1", at_ms=10, tasks=tasks)))
+    store.run(records.record_worker(emails.keys, WorkerRecord(id="w2", at_ms=20)))
     store.run(records.forget_worker(emails.keys, "w2", 30))
     gone, there = (await looks.records(["emails"]))["emails"]
     assert (gone.id, gone.at_ms, gone.record) == ("w2", 30, None)
@@ -119,8 +119,8 @@ async def test_workers_that_are_gone_for_a_day_are_forgotten(
     looks: Both, emails: SyncQueue, admin: Any
 ) -> None:
     store, day_ms = emails._stores.sync_store(), 86_400_000
-    store.run(records.note_worker(emails.keys, WorkerRecord(id="old", at_ms=1)))
-    store.run(records.note_worker(emails.keys, WorkerRecord(id="new", at_ms=day_ms + 2)))
+    store.run(records.record_worker(emails.keys, WorkerRecord(id="old", at_ms=1)))
+    store.run(records.record_worker(emails.keys, WorkerRecord(id="new", at_ms=day_ms + 2)))
     assert [seen.id for seen in (await looks.records(["emails"]))["emails"]] == ["new"]
 
 
@@ -132,8 +132,8 @@ async def test_errors_that_retries_hide_are_counted(
         ErrorFingerprint("t", "E", f"m{chr(97 + n % 26)}{chr(97 + n // 26)}"): 1 for n in range(250)
     }
     timeout = ErrorFingerprint("send", "TimeoutError", "smtp")
-    store.run(records.note_errors(emails.keys, {timeout: 3}, now_ms))
-    store.run(records.note_errors(emails.keys, {timeout: 4, **many}, now_ms))
+    store.run(records.record_errors(emails.keys, {timeout: 3}, now_ms))
+    store.run(records.record_errors(emails.keys, {timeout: 4, **many}, now_ms))
     first, *rest = found = await looks.hidden_errors("emails")
     [other] = [each for each in found if each.fingerprint == "other"]
     assert other.count == 51
