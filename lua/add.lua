@@ -2,7 +2,7 @@
 --
 -- KEYS
 --   memo               string   number, mark and answers of the last call in its sequence
---   former             string   memo of the call that must come before this one
+--   previous           string   memo of the call that must come before this one
 --   counter            string   last job number
 --   meta               hash     queue settings
 --   wait               list     waiting jobs, taken from the tail
@@ -22,7 +22,7 @@
 --   mark                        hex digits that distinguish it from another producer's call with
 --                               that number
 --   memo_life                   ms to remember the answers
---   after                       how `former` begins if that call was executed, or "" if there is
+--   after                       how `previous` begins if that call was executed, or "" if there is
 --                               none
 --   runs                        msgpack array of runs: jobs that differ only in their data. Each is
 --                               an array: count, position of the first in the call, name, opts,
@@ -43,28 +43,28 @@
 -- EFFECTS
 --   as in BullMQ; `deduplicated` is emitted as in version 6, without `debounced`
 
-local memo, former, counter, meta, wait, paused, active, prioritized, priority_counter, delayed,
+local memo, previous, counter, meta, wait, paused, active, prioritized, priority_counter, delayed,
   waiting_children, completed, marker, events = unpack(KEYS)
 local prefix, now, call, mark, memo_life, after, runs = unpack(ARGV)
 
 --- @include "queue_state"
 --- @include "event_limit"
---- @include "mark_base"
---- @include "mark_delay"
+--- @include "wake_worker"
+--- @include "add_delay_marker"
 
 -- Redis 7.0 needs 46k instructions per job in a bulk of 250 (BullMQ: 161k). With whole jobs in the
 -- msgpack, one answer each and numbers not as text, it was 73k. Without the separate loop for plain
 -- jobs, and with each number formatted, it was 49k.
-local redis, words = redis, ARGV
-local answers, told = {}, {}
+local redis, args = redis, ARGV
+local answers, answered = {}, {}
 local last = redis.call("GET", memo)
 if last then
   local number, theirs, rest = string.match(last, "^(%d+):(%x*):()")
   if number == call and theirs == mark then
     answers = cmsgpack.unpack(string.sub(last, rest))
     for i = 1, #answers, 4 do
-      for place = answers[i], answers[i] + answers[i + 3] - 1 do
-        told[place] = true
+      for position = answers[i], answers[i] + answers[i + 3] - 1 do
+        answered[position] = true
       end
     end
   elseif number and tonumber(number) >= tonumber(call) then
@@ -75,14 +75,14 @@ end
 
 -- A job whose parent is missing is refused and uses no number.
 runs = cmsgpack.unpack(runs)
-local new, numbers, before_data = 0, 0, #words
+local new, numbers, before_data = 0, 0, #args
 for r = 1, #runs do
-  local count, place, special = runs[r][1], runs[r][2], runs[r][10]
+  local count, position, special = runs[r][1], runs[r][2], runs[r][10]
   before_data = before_data - count
   local fresh = count
   if answers[1] then
-    for n = place, place + count - 1 do
-      fresh = told[n] and fresh - 1 or fresh
+    for n = position, position + count - 1 do
+      fresh = answered[n] and fresh - 1 or fresh
     end
   end
   new = new + fresh
@@ -95,7 +95,7 @@ end
 if new == 0 then
   return answers
 end
-if after ~= "" and string.sub(redis.call("GET", former) or "", 1, #after) ~= after then
+if after ~= "" and string.sub(redis.call("GET", previous) or "", 1, #after) ~= after then
   return -12 -- keeps the jobs of a queue in order: see Bulk
 end
 local number = numbers > 0 and redis.call("INCRBY", counter, numbers) - numbers or 0
@@ -106,12 +106,12 @@ local function write()
   local at, format, is_repeated = before_data, string.format, answers[1]
   local digits = { [0] = "0", "1", "2", "3", "4", "5", "6", "7", "8", "9" }
   for r = 1, #runs do
-    local count, place, name, opts, timestamp, delay, priority, is_lifo, own_id, special =
+    local count, position, name, opts, timestamp, delay, priority, is_lifo, own_id, special =
       unpack(runs[r])
     local is_plain = own_id == "" and not special and not is_repeated
     if is_plain then
       local size = #answers
-      answers[size + 1], answers[size + 2] = place, format("%.0f", number + 1)
+      answers[size + 1], answers[size + 2] = position, format("%.0f", number + 1)
       answers[size + 3], answers[size + 4] = 0, count
     end
     if is_plain and delay == "0" and priority == "0" and not is_lifo and number >= 0 then
@@ -126,7 +126,7 @@ local function write()
         local id = tens .. digits[ones]
         added[before + n], fifo[waiting + n] = id, id
         redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
-        redis.call("HSET", prefix .. id, "name", name, "data", words[at + n], "opts", opts,
+        redis.call("HSET", prefix .. id, "name", name, "data", args[at + n], "opts", opts,
           "timestamp", timestamp, "delay", "0", "priority", "0")
         redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
       end
@@ -138,7 +138,7 @@ local function write()
       if is_plain then
         number = number + 1
         id = format("%.0f", number)
-      elseif told[place + n] then
+      elseif answered[position + n] then
         code = nil
       elseif special and special.orphan then
         code = -5
@@ -158,7 +158,7 @@ local function write()
         end
         if code == 0 and special and special.dedup then
           --- @include "deduplicate"
-          local new_job = { name = name, data = words[at], opts = opts }
+          local new_job = { name = name, data = args[at], opts = opts }
           local owner = deduplicate(prefix, id, special.dedup, new_job, active, delayed, events)
           if owner then
             id, code = owner, 2
@@ -169,7 +169,7 @@ local function write()
         local key = prefix .. id
         added[#added + 1] = id
         redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
-        redis.call("HSET", key, "name", name, "data", words[at], "opts", opts,
+        redis.call("HSET", key, "name", name, "data", args[at], "opts", opts,
           "timestamp", timestamp, "delay", delay, "priority", priority)
         if special then
           if special.dedup then
@@ -203,7 +203,7 @@ local function write()
       end
       if code and not is_plain then
         local size = #answers
-        answers[size + 1], answers[size + 2] = place + n, id
+        answers[size + 1], answers[size + 2] = position + n, id
         answers[size + 3], answers[size + 4] = code, 1
       end
     end
@@ -225,10 +225,10 @@ local function write()
     redis.call("ZADD", prioritized, unpack(classes))
   end
   if #fifo + #lifo + #classes > 0 then
-    mark_base(marker, queue.blocked)
+    wake_worker(marker, queue.blocked)
   end
   if any_delayed then
-    mark_delay(marker, delayed)
+    add_delay_marker(marker, delayed)
   end
 end
 

@@ -46,8 +46,8 @@ local root, now, call, mark, memo_life, deadline, owner, token, order, bases, ru
 
 --- @include "queue_state"
 --- @include "event_limit"
---- @include "mark_base"
---- @include "mark_delay"
+--- @include "wake_worker"
+--- @include "add_delay_marker"
 
 local redis, words = redis, ARGV
 local last = redis.call("GET", memo)
@@ -61,12 +61,13 @@ if last then
 end
 now, bases, runs = tonumber(now), cmsgpack.unpack(bases), cmsgpack.unpack(runs)
 complete = cmsgpack.unpack(complete)
-local is_piece = token == "" and (deadline ~= "" or #complete > 0)
+local LEFTOVER_LIFE = 86400000 -- ms, for sets that a refused call leaves behind
+local is_chunk = token == "" and (deadline ~= "" or #complete > 0)
 
 -- Refuse before writing anything. Usually no job exists yet, which one command can confirm.
 if token ~= "" then
-  --- @include "holds_lock"
-  local refused = holds_lock(root .. ":lock", token)
+  --- @include "check_lock"
+  local refused = check_lock(root .. ":lock", token)
   if refused ~= 0 then
     return { 0, refused }
   end
@@ -193,10 +194,10 @@ local function write_members(queue, base)
     redis.call("ZADD", base .. "prioritized", unpack(classes))
   end
   if #fifo + #lifo + #classes > 0 then
-    mark_base(base .. "marker", queue.blocked)
+    wake_worker(base .. "marker", queue.blocked)
   end
   if queue.any_delayed then
-    mark_delay(base .. "marker", base .. "delayed")
+    add_delay_marker(base .. "marker", base .. "delayed")
   end
   if queue.jobs > 0 then
     redis.call("INCRBY", base .. "id", queue.jobs)
@@ -210,9 +211,19 @@ local function write()
     local queue = queues[job[1]]
     queue.jobs = queue.jobs + 1
     if exists[n] then
-      if is_piece then
-        --- @include "note_old"
-        note_old(root, base .. id, waits > 0)
+      if is_chunk then
+        -- Jobs that existed before the tree stay if the producer gives up, as do the children that
+        -- they already waited for.
+        local key, existing, growing = base .. id, root .. ":tb:old", root .. ":tb:growing"
+        redis.call("SADD", existing, key)
+        if waits > 0 then
+          redis.call("SUNIONSTORE", existing, existing, key .. ":dependencies")
+          if key ~= root then
+            redis.call("SADD", growing, key)
+            redis.call("PEXPIRE", growing, LEFTOVER_LIFE)
+          end
+        end
+        redis.call("PEXPIRE", existing, LEFTOVER_LIFE)
       end
       if parent then
         --- @include "attach_to_parent"
@@ -275,7 +286,7 @@ for i = 1, #complete do
     release_parent(base .. id, base, id, now)
   end
 end
-if deadline == "" and is_piece then
+if deadline == "" and is_chunk then
   redis.call("ZREM", flows, root)
   redis.call("HDEL", root, "tbfl")
   redis.call("DEL", root .. ":tb:old", root .. ":tb:growing")

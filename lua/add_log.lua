@@ -15,13 +15,9 @@
 local job, lock, logs = unpack(KEYS)
 local token, line, keep = unpack(ARGV)
 
---- @include "is_hash"
---- @include "holds_lock"
+--- @include "check_job"
 
-if not is_hash(job) then
-  return -1
-end
-local refused = holds_lock(lock, token)
+local refused = check_job(job, lock, token)
 if refused ~= 0 then
   return refused
 end

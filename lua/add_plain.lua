@@ -32,13 +32,13 @@ local redis = redis
 local id = string.format("%.0f", redis.call("INCRBY", counter, "1"))
 local answers = "\148\1" .. string.char(160 + #id) .. id .. "\0\1"
 local new = call .. ":" .. mark .. ":" .. answers
-local former = redis.call("SET", memo, new, "PX", memo_life, "GET")
-if former and (tonumber(string.match(former, "^%d*")) or 0) >= tonumber(call) then
-  redis.call("SET", memo, former, "PX", memo_life)
+local previous = redis.call("SET", memo, new, "PX", memo_life, "GET")
+if previous and (tonumber(string.match(previous, "^%d*")) or 0) >= tonumber(call) then
+  redis.call("SET", memo, previous, "PX", memo_life)
   redis.call("INCRBY", counter, "-1")
   local start = call .. ":" .. mark .. ":"
-  if string.sub(former, 1, #start) == start then
-    return cmsgpack.unpack(string.sub(former, #start + 1))[2]
+  if string.sub(previous, 1, #start) == start then
+    return cmsgpack.unpack(string.sub(previous, #start + 1))[2]
   end
   -- A delayed duplicate, or a sequence shared with a cloned process.
   return false
@@ -72,8 +72,8 @@ local is_written, problem = pcall(write)
 if not is_written then
   --- @include "undo_add"
   undo_add(prefix, id, {}, target)
-  if former then
-    redis.pcall("SET", memo, former, "PX", memo_life)
+  if previous then
+    redis.pcall("SET", memo, previous, "PX", memo_life)
   else
     redis.pcall("DEL", memo)
   end

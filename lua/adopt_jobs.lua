@@ -40,8 +40,8 @@ for i = 1, #ids do
     if fields and not fields.err then
       jobs[#jobs + 1] = ids[i]
       jobs[#jobs + 1] = fields
-      for place = 1, #fields do
-        bytes = bytes + (fields[place] and #fields[place] or 0)
+      for index = 1, #fields do
+        bytes = bytes + (fields[index] and #fields[index] or 0)
       end
     end
   end

@@ -31,12 +31,10 @@ local schedulers, scheduler, job, meta, wait, paused, active, prioritized, delay
   unpack(KEYS)
 local prefix, scheduler_id, job_id, now, count, due, after, old_part = unpack(ARGV)
 
---- @include "current_iteration"
+--- @include "is_next_run"
 --- @include "finite"
---- @include "next_slot"
 --- @include "queue_state"
 --- @include "event_limit"
---- @include "make_run"
 --- @include "add_run"
 --- @include "undo_add"
 
@@ -46,7 +44,7 @@ if is_old then
   local score = redis.call("ZSCORE", schedulers, scheduler_id)
   is_current = score and string.match(job_id, "^repeat:.*:(%d+)$") == score
 else
-  is_current = current_iteration(prefix, job_id, scheduler_id)
+  is_current = is_next_run(prefix, job_id, scheduler_id)
 end
 if not is_current then
   return { "", "" } -- removed, replaced, or this is a retry
@@ -76,13 +74,13 @@ else
 end
 
 -- Return whether an unrelated job has the id of the run at `due`.
-local function is_stranger()
+local function is_unrelated()
   local key = string.format("%srepeat:%s:%.0f", prefix, is_old and old_part or scheduler_id, due)
   return redis.call("EXISTS", key) == 1 and redis.pcall("HGET", key, "rjk") ~= scheduler_id
 end
 local MOST, passed = 100, ""
 for tries = 1, MOST do
-  if not is_stranger() then
+  if not is_unrelated() then
     break
   end
   passed = string.format("%.0f", due)

@@ -37,9 +37,9 @@ end
 -- Mark a running job; the first reason is kept. If a taskbull worker does not get the request, its
 -- next heartbeat finds the mark.
 local function request()
-  local doom = redis.call("HGET", job, "defa")
-  if is_cancelled(doom) then
-    reason = doom
+  local deferred_failure = redis.call("HGET", job, "defa")
+  if is_cancelled(deferred_failure) then
+    reason = deferred_failure
   end
   local token = redis.call("GET", job .. ":lock")
   redis.call("HSET", job, "defa", reason)
@@ -56,13 +56,13 @@ end
 
 -- Answer for a finished job. If an earlier execution of this call finished it, repeat that answer.
 -- If it was cancelled, make sure its children are cancelled.
-local function look_back(state)
+local function answer_finished(state)
   local failed_reason, finished_on = unpack(redis.call("HMGET", job, "failedReason", "finishedOn"))
   if state == "completed" or not is_cancelled(failed_reason) then
     return answer(TOO_LATE)
   end
   if redis.call("EXISTS", parents) == 0 then
-    leave_children(prefix, job_id, true, parents)
+    queue_child_cancels(prefix, job_id, true, parents)
   end
   if failed_reason ~= reason or again ~= "1" then
     return answer(TOO_LATE)
@@ -79,7 +79,7 @@ elseif found == "marked" then
 elseif found == "active" then
   return answer(request())
 elseif found then
-  return look_back(found)
+  return answer_finished(found)
 end
 local was_this = redis.call("GET", prefix .. "tb:cancelling:" .. job_id .. ":at") == now
 return answer(again == "1" and was_this and BEFORE_START or NO_JOB)

@@ -19,7 +19,7 @@ local job_id, now, delay = unpack(ARGV)
 --- @include "is_hash"
 --- @include "event_limit"
 --- @include "delayed_score"
---- @include "mark_delay"
+--- @include "add_delay_marker"
 
 if not is_hash(job) then
   return -1
@@ -32,5 +32,5 @@ redis.call("ZADD", delayed, delayed_score(delayed, due), job_id)
 redis.call("HSET", job, "delay", delay)
 redis.call("XADD", events, "MAXLEN", "~", event_limit(meta), "*",
   "event", "delayed", "jobId", job_id, "delay", due)
-mark_delay(marker, delayed)
+add_delay_marker(marker, delayed)
 return 0

@@ -20,7 +20,7 @@ local job, wait, paused, active, prioritized, priority_counter, meta, marker = u
 local job_id, priority, lifo = unpack(ARGV)
 
 --- @include "is_hash"
---- @include "may_leave"
+--- @include "assert_can_remove"
 --- @include "queue_state"
 --- @include "push_job"
 
@@ -32,7 +32,7 @@ local list = redis.call("LPOS", wait, job_id) and wait
   or redis.call("LPOS", paused, job_id) and paused
 local is_ranked = redis.call("ZSCORE", prioritized, job_id)
 if is_ranked then
-  may_leave(prioritized)
+  assert_can_remove(prioritized)
 elseif list then
   redis.call("LREM", list, 1, "") -- raises if LREM below would be refused
 end

@@ -23,7 +23,7 @@ local list = unpack(KEYS)
 local prefix, instants, cutoff, force, position, size, limit = unpack(ARGV)
 
 --- @include "clear_job"
---- @include "cut_out"
+--- @include "remove_indexes"
 
 instants, cutoff, limit = cmsgpack.unpack(instants), tonumber(cutoff), tonumber(limit)
 position, size, force = tonumber(position), tonumber(size), force == "1"
@@ -38,13 +38,13 @@ for i = 1, #ids do
 end
 local holders = redis.call("MGET", unpack(locks))
 
-local places, removed, looked_at = {}, {}, 0
-while looked_at < #ids and #removed < limit do
-  local i = #ids - looked_at
-  looked_at = looked_at + 1
+local indexes, removed, scanned = {}, {}, 0
+while scanned < #ids and #removed < limit do
+  local i = #ids - scanned
+  scanned = scanned + 1
   if (force or not holders[i]) and clear_job(prefix, ids[i], instants, cutoff, force, keys) then
     removed[#removed + 1] = ids[i]
-    places[#places + 1] = -(position + looked_at)
+    indexes[#indexes + 1] = -(position + scanned)
     if holders[i] then
       keys[#keys + 1] = locks[i]
     end
@@ -53,9 +53,9 @@ end
 if #keys > 0 then
   redis.call("DEL", unpack(keys))
 end
-cut_out(list, places)
+remove_indexes(list, indexes)
 
-if position + looked_at >= length then
+if position + scanned >= length then
   return { -1, removed }
 end
-return { position + looked_at - #removed, removed }
+return { position + scanned - #removed, removed }

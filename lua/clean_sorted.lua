@@ -28,10 +28,10 @@ instants, cutoff, limit = cmsgpack.unpack(instants), tonumber(cutoff), tonumber(
 skip, size = tonumber(skip), tonumber(size)
 local found =
   redis.call("ZRANGEBYSCORE", set, lowest, highest, "WITHSCORES", "LIMIT", skip, size)
-local removed, keys, looked_at = {}, {}, 0
-while looked_at < #found / 2 and #removed < limit do
-  local id, score = found[2 * looked_at + 1], found[2 * looked_at + 2]
-  looked_at = looked_at + 1
+local removed, keys, scanned = {}, {}, 0
+while scanned < #found / 2 and #removed < limit do
+  local id, score = found[2 * scanned + 1], found[2 * scanned + 2]
+  scanned = scanned + 1
   if score ~= lowest then
     lowest, skip = score, 0
   end
@@ -48,7 +48,7 @@ if #removed > 0 then
   redis.call("ZREM", set, unpack(removed))
 end
 
-if looked_at < size and #removed < limit then
+if scanned < size and #removed < limit then
   return { "", 0, removed }
 end
 return { lowest, skip, removed }

@@ -87,7 +87,7 @@ local MEMO_LIFE, MOST_TRIMMED = "3600000", 100
 local ID, TOKEN, VALUE = 6, 7, 8 -- ARGV indexes of plain outcome i, minus 3 * i
 local plain, plain_count = ARGV, (#ARGV - VALUE) / 3
 local codes, reasons, full = 0, 0, 0
-local completions, failures, unfinished, held_up, any_delayed = 0, 0, 0, false, false
+local completions, failures, unfinished, starts_blocked, any_delayed = 0, 0, 0, false, false
 local others, other_count, keep, is_noted = nil, 0, nil, false
 if outcomes ~= "" then
   others, keep = unpack(cmsgpack.unpack(outcomes))
@@ -117,18 +117,27 @@ if plain_count > 0 then
   -- Fields of a running job are never deleted, so an unchanged count means no new fields. (HLEN
   -- takes 2,600 instructions, HMGET 12,900.)
   local holders, size = redis.call("MGET", unpack(locks)), worker == "" and 8 or 9
-  local has_children, place = redis.call("EXISTS", unpack(family)) > 0, 1
-  local parents, closer -- each job's parent key or false; nil if none has one
+  local has_children, index = redis.call("EXISTS", unpack(family)) > 0, 1
+  local parents, can_finish -- each job's parent key or false; nil if none has one
   for i = 1, plain_count do
     local is_plain = not has_children and holders[i] == plain[3 * i + TOKEN]
-    local count = is_plain and redis.pcall("HLEN", keys[place])
+    local count = is_plain and redis.pcall("HLEN", keys[index])
     if is_plain and count ~= size then
-      if not closer then
-        --- @include "look_closer"
-        closer = look_closer
+      if not can_finish then
+        -- Return whether a job with more fields than a new one can finish with the plain ones, and
+        -- its parent's key or false. `is_child` means that it has as many fields as a new child.
+        -- Any other job must have no previous attempt, and be neither deduplicated nor cancelled.
+        can_finish = function(key, is_child)
+          local parent_key = is_child and redis.pcall("HGET", key, "parentKey")
+          if type(parent_key) == "string" then
+            return true, parent_key
+          end
+          local fields = redis.pcall("HMGET", key, "ats", "atm", "deid", "defa", "parentKey")
+          return fields[1] and not (fields[2] or fields[3] or fields[4]), fields[5]
+        end
       end
       local parent_key
-      is_plain, parent_key = closer(keys[place], count == size + 2)
+      is_plain, parent_key = can_finish(keys[index], count == size + 2)
       if is_plain and parent_key then
         if not parents then
           parents = {}
@@ -136,54 +145,75 @@ if plain_count > 0 then
             parents[p] = false
           end
         end
-        parents[place] = parent_key
+        parents[index] = parent_key
       end
     end
     if is_plain then
-      place = place + 1
+      index = index + 1
     else
-      --- @include "leave_out"
-      numbers = leave_out(place, plain_count, numbers, ids, keys, locks, parents)
+      --- @include "remove_at"
+      numbers = remove_at(index, plain_count, numbers, ids, keys, locks, parents)
     end
   end
 
   -- A worker that loses the reply reads the memo, so that only one worker reports the outcome. The
   -- memo is written first, because Redis refuses it whenever it would refuse any write, for example
   -- without memory.
-  is_noted = place > 1 and not refusal(redis.pcall("PSETEX", memo, MEMO_LIFE, token))
+  is_noted = index > 1 and not refusal(redis.pcall("PSETEX", memo, MEMO_LIFE, token))
   if is_noted
     and not refusal(redis.pcall("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))) then
     local has_left = false
     if #ids > 1 then
-      --- @include "cut_tail"
-      has_left = cut_tail(active, ids)
+      -- Return whether the list ended with these ids, in any order. If so, they are cut off, at
+      -- less than a third of the cost of removing them one by one.
+      local function trim_tail_if(list, ids)
+        local count, is_same = #ids, true
+        local tail = redis.pcall("LRANGE", list, string.format("%d", -count), "-1")
+        for i = 1, count do -- the first job fetched usually finishes first
+          is_same = is_same and tail[count + 1 - i] == ids[i]
+        end
+        if not is_same then
+          local there = {}
+          for i = 1, #tail do
+            there[tail[i]] = true
+          end
+          for i = 1, count do
+            if not there[ids[i]] then
+              return false
+            end
+            there[ids[i]] = false -- match a repeated id only once
+          end
+        end
+        return redis.pcall("LTRIM", list, "0", string.format("%d", -count - 1)).ok ~= nil
+      end
+      has_left = trim_tail_if(active, ids)
     end
-    place = 1
-    while not has_left and ids[place] do
-      if redis.pcall("LREM", active, "-1", ids[place]) == 1 then
-        place = place + 1
+    index = 1
+    while not has_left and ids[index] do
+      if redis.pcall("LREM", active, "-1", ids[index]) == 1 then
+        index = index + 1
       else
-        --- @include "leave_out"
-        numbers = leave_out(place, plain_count, numbers, ids, keys, locks, parents)
+        --- @include "remove_at"
+        numbers = remove_at(index, plain_count, numbers, ids, keys, locks, parents)
       end
     end
-    local last, tell_last
+    local last, notify_last
     if parents then
-      --- @include "tell_parents"
+      --- @include "notify_parents"
       local values, refused = { nil, nil, nil, nil }, nil
       for i = 1, #ids do
         values[i] = plain[3 * (numbers and numbers[i] or i) + VALUE]
       end
-      last, refused = tell_parents(keys, parents, values)
+      last, refused = notify_parents(keys, parents, values)
       if last then
-        --- @include "tell_parent_completed"
-        tell_last = tell_parent_completed
+        --- @include "notify_parent_completed"
+        notify_last = notify_parent_completed
       end
       for i = 1, #refused do
-        --- @include "leave_out"
-        --- @include "stay_active"
-        stay_active(active, completed, { ids[refused[i]] }, 1)
-        numbers = leave_out(refused[i], plain_count, numbers, ids, keys, locks, parents)
+        --- @include "remove_at"
+        --- @include "restore_active"
+        restore_active(active, completed, { ids[refused[i]] }, 1)
+        numbers = remove_at(refused[i], plain_count, numbers, ids, keys, locks, parents)
       end
     end
     local scored = { nil, nil, nil, nil, nil, nil, nil, nil }
@@ -192,26 +222,26 @@ if plain_count > 0 then
     end
     local problem = #ids == 0 or refusal(redis.pcall("ZADD", completed, unpack(scored)))
     while not problem and ids[completions + 1] do
-      place = completions + 1
-      local key, number = keys[place], numbers and numbers[place] or place
+      index = completions + 1
+      local key, number = keys[index], numbers and numbers[index] or index
       local value = plain[3 * number + VALUE]
       problem = last and last[key]
-        and not pcall(tell_last, key, parents[place], value, tonumber(now))
+        and not pcall(notify_last, key, parents[index], value, tonumber(now))
       if not problem then
         local added = redis.pcall("HSET", key, "returnvalue", value, "finishedOn", now, "atm", "1")
         problem = added ~= 3 and refusal(added)
-          or redis.pcall("XADD", events, "*", "event", "completed", "jobId", ids[place],
+          or redis.pcall("XADD", events, "*", "event", "completed", "jobId", ids[index],
             "returnvalue", value, "prev", "active").err
       end
       if not problem then
-        completions = place
+        completions = index
       else
         redis.pcall("HSET", key, "atm", "0") -- the attempt does not count
       end
     end
     if ids[completions + 1] then
-      --- @include "stay_active"
-      stay_active(active, completed, ids, completions + 1)
+      --- @include "restore_active"
+      restore_active(active, completed, ids, completions + 1)
     end
     queue.room = queue.room + completions
     queue.blocked = queue.paused or queue.room <= 0
@@ -231,15 +261,15 @@ if plain_count > 0 then
     for i = 1, completions do
       written[numbers and numbers[i] or i] = true
     end
-    place = 0
+    index = 0
     for i = 1, plain_count do
       repeat
-        place = place + 1
-      until not others[place]
+        index = index + 1
+      until not others[index]
       if written[i] then
-        codes[place] = 0
+        codes[index] = 0
       else
-        others[place] = { plain[3 * i + ID], plain[3 * i + TOKEN], COMPLETED,
+        others[index] = { plain[3 * i + ID], plain[3 * i + TOKEN], COMPLETED,
           plain[3 * i + VALUE], keep or { -1, -1, -1 } }
       end
     end
@@ -255,8 +285,8 @@ if others then
   if is_noted then
     -- If Redis refuses everything else, the call stops there and the memo has these codes.
     local known = {}
-    for place = 1, completions > 0 and count or 0 do
-      known[place] = codes[place] or DENIED
+    for index = 1, completions > 0 and count or 0 do
+      known[index] = codes[index] or DENIED
     end
     redis.pcall("SET", memo, cmsgpack.pack({ token, known }), "PX", MEMO_LIFE)
   end
@@ -266,7 +296,7 @@ if others then
   completions, failures = completions + settled.completions, settled.failures
   full, any_delayed = settled.full, settled.any_delayed
   reasons = #settled.reasons > 0 and settled.reasons or 0
-  held_up, unfinished = settled.held_up, settled.unfinished
+  starts_blocked, unfinished = settled.starts_blocked, settled.unfinished
 end
 -- Delete locks last: a duplicate outcome in this call must find its job locked.
 if plain_ended > 0 then
@@ -281,7 +311,32 @@ if data_points > 0 then
     counted = 0
   end
   if counted + failures > 0 then
-    --- @include "count_finished"
+    -- Count finished jobs by minute. The list of minutes is `metrics` .. ":data", newest at the
+    -- head.
+    local function count_finished(metrics, many, data_points, now)
+      local previous = redis.call("HMGET", metrics, "prevTS", "prevCount", "count")
+      if not previous[1] then
+        redis.call("HSET", metrics, "prevTS", now, "prevCount", 0)
+      else
+        local minutes = math.floor(now / 60000) - math.floor(tonumber(previous[1]) / 60000)
+        minutes = math.min(minutes, data_points)
+        if minutes > 0 then
+          local count = tonumber(previous[3] or 0)
+          local points = { count - tonumber(previous[2]) }
+          for _ = 2, minutes do
+            points[#points + 1] = 0
+          end
+          for i = 1, #points, 1000 do
+            redis.call("LPUSH", metrics .. ":data",
+              unpack(points, i, math.min(i + 999, #points)))
+          end
+          redis.call("LTRIM", metrics .. ":data", 0, data_points - 1)
+          redis.call("HSET", metrics, "prevCount", count, "prevTS", now)
+        end
+      end
+      redis.call("HINCRBY", metrics, "count", many)
+    end
+
     local metrics = { prefix .. "metrics:completed", prefix .. "metrics:failed" }
     for kind, many in ipairs({ counted, failures }) do
       if many > 0 then
@@ -300,8 +355,8 @@ local limited, next_due, passed_over = 0, 0, 0
 local reply = { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
 local taken = 0
 if want > 0 and plain_count + other_count == 0 then
-  --- @include "lacks_memory"
-  full = lacks_memory(marker) and 1 or 0
+  --- @include "is_out_of_memory"
+  full = is_out_of_memory(marker) and 1 or 0
 end
 if want > 0 and full == 0 then
   local due_score = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")[2]
@@ -315,16 +370,24 @@ if want > 0 and full == 0 then
   -- A job that asked its queue to wait must not be fetched again by the same call. A job whose
   -- children block its completion still uses its slot.
   local most, starts = want - unfinished, queue.max_starts or max_starts
-  if queue.blocked or held_up then
+  if queue.blocked or starts_blocked then
     most = 0
   elseif queue.room < most then
     most = queue.room
   end
   if starts > 0 then
-    --- @include "limit_starts"
-    local startable
-    startable, limited = limit_starts(prefix .. "limiter", starts)
-    most = math.min(most, startable)
+    --- @include "typed"
+
+    local limiter = prefix .. "limiter"
+    local started = finite(typed(redis.pcall("GET", limiter))) or 0
+    if started >= starts then
+      limited = math.max(0, redis.call("PTTL", limiter))
+      if limited == 0 then -- the window is over, or its key would never expire
+        redis.call("DEL", limiter)
+        started = 0
+      end
+    end
+    most = math.min(most, math.max(starts - math.floor(started), 0))
   end
 
   -- Waiting ids: the list from its tail, then by priority.
@@ -345,12 +408,12 @@ if want > 0 and full == 0 then
   -- A new child has two more. The order is that of read_job, which begins with these.
   local NAME, DATA, OPTS, TIMESTAMP, DELAY, PRIORITY, PARENT_KEY, PARENT = 1, 2, 3, 4, 5, 6, 7, 8
   local STARTS, DEFERRED_FAILURE, STALLS, STACKTRACE = 8, 9, 10, 14
-  local ids, fields_of, seen, odd = { nil, nil, nil, nil }, nil, count > 1 and {}, nil
+  local ids, fields_of, seen, read_unusual = { nil, nil, nil, nil }, nil, count > 1 and {}, nil
   local bytes, size, taken_from_list = 0, HEAD, 0
   local suspects, suspects_listed = nil, 0
-  for place = 1, count do
-    local is_listed = place <= listed_count
-    local id = is_listed and listed[listed_count + 1 - place] or ranked[place - listed_count]
+  for index = 1, count do
+    local is_listed = index <= listed_count
+    local id = is_listed and listed[listed_count + 1 - index] or ranked[index - listed_count]
     local key, fields, is_new, is_child = prefix .. id, false, false, false
     local is_seen = seen and seen[id]
     if not is_seen and string.find(id, "^[%w_-]+$") and id ~= "meta" and id ~= "metrics" then
@@ -367,12 +430,12 @@ if want > 0 and full == 0 then
     end
     local is_dropped = false
     if not is_new then
-      if not odd then
-        --- @include "odd_job"
-        odd = odd_job
+      if not read_unusual then
+        --- @include "read_unusual_job"
+        read_unusual = read_unusual_job
       end
       local is_marker = string.find(id, "^0:")
-      fields = not is_seen and not is_marker and odd(prefix, id, now)
+      fields = not is_seen and not is_marker and read_unusual(prefix, id, now)
       is_dropped = not fields and not is_marker
       if fields and (finite(fields[STALLS]) or 0) > 0 and not fields[DEFERRED_FAILURE] then
         if may_try == 0 then
@@ -389,7 +452,7 @@ if want > 0 and full == 0 then
     if fields then
       bytes = bytes + #(fields[DATA] or "") + #(fields[OPTS] or "") + #(fields[STACKTRACE] or "")
       if bytes > MOST_BYTES and taken > 0 then
-        count = place - 1
+        count = index - 1
         break
       end
       redis.call("PSETEX", key .. ":lock", lock_life, token)
@@ -421,14 +484,20 @@ if want > 0 and full == 0 then
   -- changed. From here on, settle_cycle finds a job by its lock.
   listed_count = math.min(listed_count, count)
   if suspects then
-    --- @include "put_off"
+    --- @include "delayed_score"
+    --- @include "restore_waiting"
+
     passed_over = passed_over == 0 and { 0 } or passed_over
     passed_over[1] = #suspects
     hold_for, hold_step = hold_for or FIRST_HOLD, hold_step or FIRST_STEP
-    put_off(delayed, suspects, tonumber(now) + hold_for, hold_step)
+    for i = 1, #suspects do
+      local score = delayed_score(delayed, now + hold_for + (i - 1) * hold_step)
+      if refusal(redis.pcall("ZADD", delayed, score, suspects[i])) then
+        restore_waiting("", {}, delayed, suspects, "ZADD", delayed, score, suspects[i])
+      end
+    end
     if taken > 0 and refusal(redis.pcall("LPUSH", active, unpack(ids))) then
-      --- @include "stay_waiting"
-      stay_waiting(active, {}, delayed, suspects, "LPUSH", active, unpack(ids))
+      restore_waiting(active, {}, delayed, suspects, "LPUSH", active, unpack(ids))
     end
   elseif taken == 1 and listed_count == 1 and count == 1 then
     redis.call("RPOPLPUSH", wait, active)
@@ -439,15 +508,15 @@ if want > 0 and full == 0 then
   if listed_count > 0 then
     local last = string.format("%d", -listed_count - 1)
     if redis.pcall("LTRIM", wait, "0", last).err then
-      --- @include "stay_waiting"
-      stay_waiting(active, ids, delayed, suspects or {}, "LTRIM", wait, "0", last)
+      --- @include "restore_waiting"
+      restore_waiting(active, ids, delayed, suspects or {}, "LTRIM", wait, "0", last)
     end
   end
   if ranked and count > #listed then
-    --- @include "stay_waiting"
+    --- @include "restore_waiting"
     local leaving = { "ZREM", prefix .. "prioritized", unpack(ranked, 1, count - #listed) }
     if refusal(redis.pcall(unpack(leaving))) then
-      stay_waiting(active, { unpack(ids, taken_from_list + 1) }, delayed,
+      restore_waiting(active, { unpack(ids, taken_from_list + 1) }, delayed,
         { unpack(suspects or {}, suspects_listed + 1) }, unpack(leaving))
     end
   end
@@ -476,8 +545,19 @@ if want > 0 and full == 0 then
     redis.call("XADD", events, "*", "event", "active", "jobId", id, "prev", "waiting")
   end
   if starts > 0 and counted > 0 then
-    --- @include "count_starts"
-    count_starts(prefix .. "limiter", meta, counted, window)
+    -- Count the starts in the current window, which the first start begins.
+    local limiter = prefix .. "limiter"
+    local started = redis.pcall("INCRBY", limiter, counted)
+    if type(started) == "table" then -- not a number
+      redis.pcall("SET", limiter, counted)
+      started = counted
+    end
+    if started == counted then
+      if window <= 0 then
+        window = math.floor(math.abs(finite(redis.call("HGET", meta, "duration")) or 0))
+      end
+      redis.pcall("PEXPIRE", limiter, window)
+    end
   end
   if count > 0 then
     redis.call("ZADD", marker, "0", "0")
@@ -490,8 +570,8 @@ end
 
 -- Otherwise the base marker is set, and the next fetch finds the delayed job.
 if any_delayed and taken == 0 then
-  --- @include "mark_delay"
-  pcall(mark_delay, marker, delayed)
+  --- @include "add_delay_marker"
+  pcall(add_delay_marker, marker, delayed)
 end
 -- Do not emit `drained` while the queue is paused, rate-limited, or has delayed jobs.
 local fetched = want > 0 and full == 0

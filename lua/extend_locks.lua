@@ -32,10 +32,10 @@ for first = 1, #jobs, 2000 do
     if holders[i] == token then
       redis.call("PEXPIRE", locks[i], duration)
       renewed[#renewed + 1] = job_id
-      local doom = redis.pcall("HGET", prefix .. job_id, "defa")
-      if type(doom) == "string" and is_cancelled(doom) then
+      local deferred_failure = redis.pcall("HGET", prefix .. job_id, "defa")
+      if type(deferred_failure) == "string" and is_cancelled(deferred_failure) then
         cancelled[#cancelled + 1] = job_id
-        cancelled[#cancelled + 1] = doom
+        cancelled[#cancelled + 1] = deferred_failure
       end
     else
       lost[#lost + 1] = job_id

@@ -21,7 +21,7 @@ local job, active, waiting_children, stalled, meta, events = unpack(KEYS)
 local job_id, token, now, child = unpack(ARGV)
 
 --- @include "is_hash"
---- @include "holds_lock"
+--- @include "check_lock"
 --- @include "event_limit"
 
 if not is_hash(job) then
@@ -36,7 +36,7 @@ if child ~= "" and redis.call("SISMEMBER", dependencies, child) == 0
   return 1
 end
 local lock = job .. ":lock"
-local refused = holds_lock(lock, token)
+local refused = check_lock(lock, token)
 if refused < 0 then
   return refused
 end

@@ -20,10 +20,10 @@ local job, wait, paused, prioritized, delayed, meta, events, marker = unpack(KEY
 local job_id, due, delay = unpack(ARGV)
 
 --- @include "is_hash"
---- @include "may_leave"
+--- @include "assert_can_remove"
 --- @include "event_limit"
 --- @include "delayed_score"
---- @include "mark_delay"
+--- @include "add_delay_marker"
 
 if not is_hash(job) then
   return -1
@@ -32,7 +32,7 @@ local is_ranked = redis.call("ZSCORE", prioritized, job_id)
 local list = redis.call("LPOS", wait, job_id) and wait
   or redis.call("LPOS", paused, job_id) and paused
 if is_ranked then
-  may_leave(prioritized)
+  assert_can_remove(prioritized)
 elseif list then
   redis.call("LREM", list, 1, "") -- raises if LREM below would be refused
 else
@@ -47,5 +47,5 @@ else
 end
 redis.call("XADD", events, "MAXLEN", "~", event_limit(meta), "*",
   "event", "delayed", "jobId", job_id, "delay", due)
-mark_delay(marker, delayed)
+add_delay_marker(marker, delayed)
 return 0

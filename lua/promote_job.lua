@@ -23,7 +23,7 @@ local prefix, job_id = unpack(ARGV)
 --- @include "queue_state"
 --- @include "is_hash"
 --- @include "finite"
---- @include "may_leave"
+--- @include "assert_can_remove"
 --- @include "push_job"
 
 if not redis.call("ZSCORE", delayed, job_id) then
@@ -36,7 +36,7 @@ if not is_hash(job) then
 end
 local queue = queue_state(meta, active, wait, paused)
 local priority = finite(redis.call("HGET", job, "priority")) or 0
-may_leave(delayed)
+assert_can_remove(delayed)
 push_job(queue, job_id, priority, false, prioritized, priority_counter, marker)
 redis.call("ZREM", delayed, job_id)
 redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "delayed")

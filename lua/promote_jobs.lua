@@ -22,10 +22,10 @@ local delayed, wait, paused, active, meta, events, marker = unpack(KEYS)
 local prefix, size = unpack(ARGV)
 
 --- @include "queue_state"
---- @include "mark_base"
+--- @include "wake_worker"
 --- @include "event_limit"
 --- @include "is_hash"
---- @include "may_leave"
+--- @include "assert_can_remove"
 
 local ids = redis.call("ZRANGE", delayed, 0, size - 1)
 if #ids == 0 then
@@ -37,7 +37,7 @@ for i = 1, #ids do
     promoted[#promoted + 1] = ids[i]
   end
 end
-may_leave(delayed)
+assert_can_remove(delayed)
 if #promoted > 0 then
   redis.call("LPUSH", queue.target, unpack(promoted))
 end
@@ -46,7 +46,7 @@ if #promoted > 0 then
   for i = 1, #promoted do
     redis.call("XADD", events, "*", "event", "waiting", "jobId", promoted[i], "prev", "delayed")
   end
-  mark_base(marker, queue.blocked)
+  wake_worker(marker, queue.blocked)
   redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
 end
 return { #promoted, redis.call("ZCARD", delayed) }

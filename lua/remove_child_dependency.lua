@@ -13,7 +13,7 @@ local job = unpack(KEYS)
 local prefix = unpack(ARGV)
 
 --- @include "is_hash"
---- @include "leave_parent"
+--- @include "detach_from_parent"
 
 if not is_hash(job) then
   return -1
@@ -22,7 +22,7 @@ local parent_key = redis.call("HGET", job, "parentKey")
 if not parent_key or not is_hash(parent_key) then
   return -5
 end
-if not leave_parent(prefix, job, parent_key, false) then
+if not detach_from_parent(prefix, job, parent_key, false) then
   return 0
 end
 redis.call("HDEL", job, "parentKey", "parent")

@@ -17,15 +17,32 @@
 local job = unpack(KEYS)
 local prefix, job_id, children, only_in = unpack(ARGV)
 
---- @include "current_iteration"
---- @include "tree_locked"
+--- @include "is_next_run"
 --- @include "remove_tree"
+--- @include "is_child"
+
+-- tree_locked(key, with_children, seen) -> whether the job, or a pending child at any depth, is
+-- locked. `seen` is the set of keys already checked.
+local function tree_locked(key, with_children, seen)
+  if redis.call("EXISTS", key .. ":lock") == 1 then
+    return true
+  end
+  seen[key] = true
+  local pending = with_children and redis.pcall("SMEMBERS", key .. ":dependencies") or {}
+  for i = 1, #pending do
+    if not seen[pending[i]] and is_child(pending[i], key)
+      and tree_locked(pending[i], with_children, seen) then
+      return true
+    end
+  end
+  return false
+end
 
 if only_in ~= "" and not redis.call("ZSCORE", only_in, job_id) then
   return -3
 end
 local scheduler = redis.pcall("HGET", job, "rjk")
-if type(scheduler) == "string" and current_iteration(prefix, job_id, scheduler) then
+if type(scheduler) == "string" and is_next_run(prefix, job_id, scheduler) then
   return -8
 end
 if tree_locked(job, children == "1", {}) then

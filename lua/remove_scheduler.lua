@@ -18,13 +18,13 @@ local schedulers, scheduler, delayed, events = unpack(KEYS)
 local prefix, scheduler_id, run_part = unpack(ARGV)
 
 --- @include "delete_job"
---- @include "may_leave"
+--- @include "assert_can_remove"
 
 local score = redis.call("ZSCORE", schedulers, scheduler_id)
 if not score then
   return redis.call("DEL", scheduler)
 end
-may_leave(schedulers)
+assert_can_remove(schedulers)
 local pending = "repeat:" .. run_part .. ":" .. score
 if redis.call("ZREM", delayed, pending) == 1 then
   redis.call("XADD", events, "*", "event", "removed", "jobId", pending, "prev", "delayed")

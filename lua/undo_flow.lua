@@ -24,7 +24,7 @@ local now, size = unpack(ARGV)
 --- @include "remove_tree"
 --- @include "split_key"
 
-local PUT_OFF, DEEPEST = 3600000, 1000
+local RETRY_DELAY, DEEPEST = 3600000, 1000
 
 local root = redis.call("ZRANGEBYSCORE", flows, "-inf", now, "LIMIT", 0, 1)[1]
 if not root then
@@ -37,7 +37,7 @@ if string.sub(root, 1, #own_base) ~= own_base then
 end
 redis.pcall("HDEL", root, "tbfl") -- from now on, refuse a slow producer
 
-local function place_of(key)
+local function split_own_key(key)
   if string.sub(key, 1, #own_base) == own_base then -- an id may contain colons
     return own_base, string.sub(key, #own_base + 1)
   end
@@ -83,14 +83,14 @@ local function try(action, ...)
 end
 
 -- Most trees contain no older jobs. See add_flow for the keys.
-local old, growing, left = root .. ":tb:old", root .. ":tb:growing", root .. ":tb:left"
-local is_mixed = redis.call("EXISTS", old) == 1
+local existing, growing, left = root .. ":tb:old", root .. ":tb:growing", root .. ":tb:left"
+local is_mixed = redis.call("EXISTS", existing) == 1
 local seen = setmetatable({}, { __index = function(_, key)
-  return is_mixed and redis.call("SISMEMBER", old, key) == 1
+  return is_mixed and redis.call("SISMEMBER", existing, key) == 1
 end })
 
 local function remove_child(child, parent)
-  local base, id = place_of(child)
+  local base, id = split_own_key(child)
   if is_child(child, parent) and redis.call("EXISTS", child .. ":lock") == 0
     and not redis.call("ZSCORE", base .. "failed", id) then
     remove_tree(base, id, "idle", seen)
@@ -104,9 +104,9 @@ local function undo()
     redis.call("SREM", growing, parent)
     return false
   end
-  local base, id = place_of(parent)
+  local base, id = split_own_key(parent)
   local dependencies, hold = parent .. ":dependencies", parent .. ":tb:flow"
-  local is_old = is_mixed and redis.call("SISMEMBER", old, parent) == 1
+  local is_existing = is_mixed and redis.call("SISMEMBER", existing, parent) == 1
   -- Removing its children must not release it.
   redis.call("SADD", dependencies, hold)
   if is_mixed and redis.call("EXISTS", left) == 0 then
@@ -115,7 +115,7 @@ local function undo()
 
   local from = is_mixed and left or dependencies
   local pending = redis.call("SRANDMEMBER", from, size)
-  local spared = is_mixed and redis.call("SMISMEMBER", old, unpack(pending)) or {}
+  local spared = is_mixed and redis.call("SMISMEMBER", existing, unpack(pending)) or {}
   for i = 1, #pending do
     local child = pending[i]
     if child ~= hold and spared[i] ~= 1 then
@@ -131,7 +131,7 @@ local function undo()
   end
 
   local waits = redis.call("ZSCORE", base .. "waiting-children", id)
-  if waits and not is_old then
+  if waits and not is_existing then
     remove_tree(base, id, "no", {})
   elseif waits and redis.call("SCARD", dependencies) == 1 then
     release_parent(parent, base, id, tonumber(now))
@@ -141,14 +141,14 @@ local function undo()
     redis.call("SREM", growing, parent)
     return false
   end
-  redis.call("DEL", old, growing)
+  redis.call("DEL", existing, growing)
   redis.call("ZREM", flows, root)
   return true
 end
 
 local is_gone = try(undo)
 if is_gone == nil then
-  redis.call("ZADD", flows, "XX", now + PUT_OFF, root)
+  redis.call("ZADD", flows, "XX", now + RETRY_DELAY, root)
   return { root, -1 }
 end
 return { root, is_gone and 1 or 0 }

@@ -12,13 +12,9 @@
 local job, lock = unpack(KEYS)
 local token, data = unpack(ARGV)
 
---- @include "is_hash"
---- @include "holds_lock"
+--- @include "check_job"
 
-if not is_hash(job) then
-  return -1
-end
-local refused = holds_lock(lock, token)
+local refused = check_job(job, lock, token)
 if refused ~= 0 then
   return refused
 end

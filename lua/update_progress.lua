@@ -15,14 +15,10 @@
 local job, lock, meta, events = unpack(KEYS)
 local job_id, token, progress = unpack(ARGV)
 
---- @include "is_hash"
 --- @include "event_limit"
---- @include "holds_lock"
+--- @include "check_job"
 
-if not is_hash(job) then
-  return -1
-end
-local refused = holds_lock(lock, token)
+local refused = check_job(job, lock, token)
 if refused ~= 0 then
   return refused
 end

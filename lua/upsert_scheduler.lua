@@ -37,11 +37,9 @@ local prefix, scheduler_id, now, due, every, offset, start, fields, name, data, 
   unpack(ARGV)
 
 --- @include "finite"
---- @include "next_slot"
 --- @include "queue_state"
 --- @include "event_limit"
 --- @include "delete_job"
---- @include "make_run"
 --- @include "add_run"
 --- @include "undo_add"
 
@@ -69,16 +67,16 @@ if keeps == "1" and pending and (is_pending or known.limit) then
 end
 
 -- Find the pending run. A run that was fetched or has finished is in none of these.
-local place, position = nil, nil
+local holder, old_score = nil, nil
 if is_pending then
   for _, set in ipairs({ delayed, prioritized }) do
-    if not place and redis.call("ZSCORE", set, pending) then
-      place, position = set, redis.call("ZSCORE", set, pending)
+    if not holder and redis.call("ZSCORE", set, pending) then
+      holder, old_score = set, redis.call("ZSCORE", set, pending)
     end
   end
   for _, list in ipairs({ wait, paused }) do
-    if not place and redis.call("LPOS", list, pending) then
-      place = list
+    if not holder and redis.call("LPOS", list, pending) then
+      holder = list
     end
   end
 end
@@ -87,17 +85,17 @@ local is_cron = due ~= ""
 local is_same_every = not is_cron and last and finite(known.every) == every
 if is_cron then
   due = tonumber(due)
-elseif is_same_every and place then
+elseif is_same_every and holder then
   due = last
 elseif is_same_every then
   due = next_slot(last, every, offset or finite(known.offset) or 0, now)
 else
   due = math.max(now, start or 0)
-  local former = keeps == "1" and last and finite(known.every)
-  if former and (not place or (finite(known.ic) or 1) > 1) then
+  local previous = keeps == "1" and last and finite(known.every)
+  if previous and (not holder or (finite(known.ic) or 1) > 1) then
     -- An app that declares another interval does not restart the count. Otherwise, alternating
     -- versions would run the task at every start.
-    due = math.max(due, (place and last - former or last) + every)
+    due = math.max(due, (holder and last - previous or last) + every)
   end
   if offset then
     local aligned = math.floor(due / every) * every + offset
@@ -106,12 +104,12 @@ else
   end
 end
 -- A changed rule keeps the stored offset only until the pending run has been fetched.
-local former_offset = (place or is_same_every) and finite(known.offset)
-offset = offset or former_offset or (is_cron and 0 or due % every)
+local previous_offset = (holder or is_same_every) and finite(known.offset)
+offset = offset or previous_offset or (is_cron and 0 or due % every)
 
 local function is_taken()
   local id = string.format("repeat:%s:%.0f", scheduler_id, due)
-  return redis.call("EXISTS", prefix .. id) == 1 and not (place and id == pending)
+  return redis.call("EXISTS", prefix .. id) == 1 and not (holder and id == pending)
 end
 if is_cron and is_taken() then
   return { "", -10 }
@@ -127,27 +125,27 @@ end
 
 local queue = queue_state(meta, active, wait, paused)
 local run = make_run(scheduler_id, now, due, cjson.decode(opts), 1, is_cron)
-local former = place and redis.call("HGETALL", prefix .. pending)
+local previous = holder and redis.call("HGETALL", prefix .. pending)
 
 -- Before removing the pending run, check that undo could restore it.
 if score then
   redis.call("ZADD", schedulers, "XX", score, scheduler_id)
   redis.call("HSET", scheduler, "ic", known.ic or 1)
   redis.call("DEL", prefix .. "tb:")
-  if position then
-    redis.call("ZREM", place, "")
-  elseif place then
-    redis.call("LREM", place, 1, "")
+  if old_score then
+    redis.call("ZREM", holder, "")
+  elseif holder then
+    redis.call("LREM", holder, 1, "")
   end
 end
 
 local function write()
-  if position then
-    redis.call("ZREM", place, pending)
-  elseif place then
-    redis.call("LREM", place, -1, pending)
+  if old_score then
+    redis.call("ZREM", holder, pending)
+  elseif holder then
+    redis.call("LREM", holder, -1, pending)
   end
-  if place then
+  if holder then
     delete_job(prefix .. pending)
   end
   redis.call("DEL", scheduler)
@@ -170,16 +168,16 @@ local function undo()
   else
     redis.pcall("ZREM", schedulers, scheduler_id)
   end
-  if place then
-    redis.pcall("HSET", prefix .. pending, unpack(former))
+  if holder then
+    redis.pcall("HSET", prefix .. pending, unpack(previous))
   end
-  if position then
-    redis.pcall("ZADD", place, position, pending)
-  elseif place then
-    redis.pcall("LREM", place, 0, pending)
-    local back = redis.pcall("RPUSH", place, pending)
+  if old_score then
+    redis.pcall("ZADD", holder, old_score, pending)
+  elseif holder then
+    redis.pcall("LREM", holder, 0, pending)
+    local back = redis.pcall("RPUSH", holder, pending)
     if type(back) == "table" then
-      redis.pcall("LPUSH", place, pending)
+      redis.pcall("LPUSH", holder, pending)
     end
   end
 end

@@ -1,6 +1,6 @@
---- @include "names_own_key"
---- @include "current_iteration"
---- @include "leave_parent"
+--- @include "is_reserved_id"
+--- @include "is_next_run"
+--- @include "detach_from_parent"
 --- @include "release_deduplication"
 --- @include "append_keys"
 
@@ -10,7 +10,7 @@
 -- scheduler.
 local function clear_job(base, id, instants, cutoff, force, keys)
   local key = base .. id
-  if names_own_key(id) then
+  if is_reserved_id(id) then
     return true
   end
   local fields = redis.pcall("HMGET", key, "parentKey", "deid", "rjk", unpack(instants))
@@ -25,10 +25,10 @@ local function clear_job(base, id, instants, cutoff, force, keys)
       break
     end
   end
-  if not force and current_iteration(base, id, fields[3]) then
+  if not force and is_next_run(base, id, fields[3]) then
     return false
   end
-  leave_parent(base, key, fields[1], true)
+  detach_from_parent(base, key, fields[1], true)
   release_deduplication(base, id, fields[2])
   append_keys(keys, key)
   return true

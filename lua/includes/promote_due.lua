@@ -1,7 +1,7 @@
 --- @include "finite"
 --- @include "typed"
---- @include "may_leave"
---- @include "mark_base"
+--- @include "assert_can_remove"
+--- @include "wake_worker"
 
 -- promote_due(prefix, keys, queue, now, most): move up to `most` due jobs from delayed to waiting.
 -- `keys` has delayed, prioritized, priority_counter, marker, events; `queue` is from queue_state.
@@ -11,7 +11,7 @@ local function promote_due(prefix, keys, queue, now, most)
   if #due == 0 then
     return
   end
-  may_leave(delayed)
+  assert_can_remove(delayed)
   local waiting, ranked, classes = {}, {}, {}
   for i = 1, #due do
     local id = due[i]
@@ -37,5 +37,5 @@ local function promote_due(prefix, keys, queue, now, most)
     redis.call("XADD", events, "*", "event", "waiting", "jobId", due[i], "prev", "delayed")
     redis.pcall("HSET", prefix .. due[i], "delay", "0")
   end
-  mark_base(keys.marker, queue.blocked)
+  wake_worker(keys.marker, queue.blocked)
 end

@@ -1,5 +1,5 @@
 --- @include "priority_score"
---- @include "mark_base"
+--- @include "wake_worker"
 
 -- push_job(queue, id, priority, front, prioritized, priority_counter, marker): let a job wait at
 -- the back of its priority. Without a priority, it goes to the back of the list, or to the front if
@@ -10,5 +10,5 @@ local function push_job(queue, id, priority, front, prioritized, priority_counte
   else
     redis.call(front and "RPUSH" or "LPUSH", queue.target, id)
   end
-  mark_base(marker, queue.blocked)
+  wake_worker(marker, queue.blocked)
 end

@@ -1,8 +1,8 @@
 --- @include "finite"
---- @include "may_leave"
+--- @include "assert_can_remove"
 --- @include "queue_state"
---- @include "mark_base"
---- @include "mark_delay"
+--- @include "wake_worker"
+--- @include "add_delay_marker"
 --- @include "priority_score"
 
 -- release_parent(parent, base, id, now): release a parent that waited for its children. `parent` is
@@ -13,13 +13,13 @@ local function release_parent(parent, base, id, now)
   local fields = redis.call("HMGET", parent, "priority", "delay")
   local priority, delay = finite(fields[1]) or 0, finite(fields[2]) or 0
   local events, marker = base .. "events", base .. "marker"
-  may_leave(waiting_children)
+  assert_can_remove(waiting_children)
   if delay > 0 then
     local due = now + delay
     redis.call("ZADD", base .. "delayed", due * 4096, id)
     redis.call("ZREM", waiting_children, id)
     redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
-    mark_delay(marker, base .. "delayed")
+    add_delay_marker(marker, base .. "delayed")
     return
   end
   local queue =
@@ -30,6 +30,6 @@ local function release_parent(parent, base, id, now)
     redis.call("ZADD", base .. "prioritized", priority_score(priority, base .. "pc"), id)
   end
   redis.call("ZREM", waiting_children, id)
-  mark_base(marker, queue.blocked)
+  wake_worker(marker, queue.blocked)
   redis.call("XADD", events, "*", "event", "waiting", "jobId", id, "prev", "waiting-children")
 end

@@ -1,12 +1,47 @@
---- @include "names_own_key"
+--- @include "is_reserved_id"
 --- @include "split_key"
---- @include "children_of"
 --- @include "idle_children"
---- @include "pull_job"
---- @include "leave_parent"
+--- @include "detach_from_parent"
 --- @include "release_deduplication"
 --- @include "delete_job"
 --- @include "event_limit"
+--- @include "is_child"
+
+-- remove_from_state(base, id) -> the name of the set or list that the job was removed from, or
+-- "unknown".
+local function remove_from_state(base, id)
+  local sets = { "completed", "waiting-children", "delayed", "failed", "prioritized" }
+  for i = 1, #sets do
+    if redis.call("ZREM", base .. sets[i], id) == 1 then
+      return sets[i]
+    end
+  end
+  local lists = { "wait", "paused", "active" }
+  for i = 1, #lists do
+    if redis.call("LREM", base .. lists[i], -1, id) == 1 then
+      return lists[i]
+    end
+  end
+  return "unknown"
+end
+
+-- children_of(key) -> the keys of all children that name this job as their parent, pending ones
+-- last.
+local function children_of(key)
+  local children = {}
+  local function gather(found)
+    for i = 1, found.err and 0 or #found do
+      if is_child(found[i], key) then
+        children[#children + 1] = found[i]
+      end
+    end
+  end
+  gather(redis.pcall("HKEYS", key .. ":processed"))
+  gather(redis.pcall("HKEYS", key .. ":failed"))
+  gather(redis.pcall("ZRANGE", key .. ":unsuccessful", 0, -1))
+  gather(redis.pcall("SMEMBERS", key .. ":dependencies"))
+  return children
+end
 
 -- remove_tree(base, id, children, seen): remove a job and its children ("all", "idle" or "no"), in
 -- any queue. As in BullMQ, it first leaves its parent, then its children are removed, then the job.
@@ -14,10 +49,10 @@
 local function remove_tree(base, id, children, seen)
   local key = base .. id
   local fields = redis.pcall("HMGET", key, "parentKey", "deid")
-  local is_job = not fields.err and not names_own_key(id)
+  local is_job = not fields.err and not is_reserved_id(id)
   seen[key] = true
   if is_job then
-    leave_parent(base, key, fields[1], false)
+    detach_from_parent(base, key, fields[1], false)
     local below = children == "all" and children_of(key)
       or children == "idle" and idle_children(key) or {}
     for i = 1, #below do
@@ -27,7 +62,7 @@ local function remove_tree(base, id, children, seen)
       end
     end
   end
-  local prev = pull_job(base, id)
+  local prev = remove_from_state(base, id)
   if not is_job then
     return
   end

@@ -4,21 +4,42 @@
 --- @include "finite"
 --- @include "is_cancelled"
 --- @include "is_denied"
---- @include "lacks_memory"
---- @include "mark_base"
---- @include "misfit"
+--- @include "is_out_of_memory"
+--- @include "wake_worker"
 --- @include "priority_score"
 --- @include "promote_due"
---- @include "relatives"
+--- @include "parent_functions"
 --- @include "trim_finished"
 --- @include "typed"
 
+-- find_wrong_type(keys) -> an error that names the first queue key (from `keys`, by name) with the
+-- wrong type, or nil. If there is one, a refused write is not the job's fault.
+local function find_wrong_type(keys)
+  -- A "number" is a string that INCR accepts.
+  local types = { "meta", "hash", "wait", "list", "paused", "list", "active", "list",
+    "prioritized", "zset", "priority_counter", "number", "delayed", "zset", "completed", "zset",
+    "failed", "zset", "stalled", "set", "limiter", "string", "marker", "zset", "events", "stream",
+    "counter", "number" }
+  for i = 1, #types, 2 do
+    local key, wanted = keys[types[i]], types[i + 1]
+    local found = redis.pcall("TYPE", key).ok
+    local fits = found == wanted
+    if wanted == "number" and found == "string" then
+      fits = string.find(tostring(redis.pcall("GET", key)), "^-?%d+$")
+    end
+    if found and found ~= "none" and not fits then
+      return "WRONGTYPE " .. key .. " is a " .. found .. ", and not a " .. wanted
+    end
+  end
+end
+
 -- settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, is_taking) -> {full, reasons,
--- completions, failures, any_delayed, held_up, unfinished}: store outcomes of any kind, one by one.
--- `keys` has the queue's keys by name, and `queue` is from queue_state. `outcomes` maps positions
--- up to `last`, and each gets its code at its position in `codes`. `is_taking` means that jobs are
--- fetched next. `full` is 1 if Redis is out of memory, `held_up` means that the queue must not
--- start jobs now, `unfinished` is how many completions were refused because of children (-4, -9).
+-- completions, failures, any_delayed, starts_blocked, unfinished}: store outcomes of any kind, one
+-- by one. `keys` has the queue's keys by name, and `queue` is from queue_state. `outcomes` maps
+-- positions up to `last`, and each gets its code at its position in `codes`. `is_taking` means that
+-- jobs are fetched next. `full` is 1 if Redis is out of memory, `starts_blocked` means that the
+-- queue must not start jobs now, `unfinished` is how many completions were refused because of
+-- children (-4, -9).
 --
 -- An outcome is an array: id, token, kind, and depending on the kind
 --   1 completed: value, keep
@@ -30,20 +51,20 @@
 -- keep is {count, age in s, limit}, each -1 for no bound. A job of kind 3 to 6 that has been
 -- cancelled fails instead and gets the code 1. Its field `defa` is then among the `reasons`.
 local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, is_taking)
-  local COMPLETED, FAILED, RETRIED, SNOOZED, GIVEN_BACK, AWAITS = 1, 2, 3, 4, 5, 6
+  local COMPLETED, FAILED, RETRIED, SNOOZED, RELEASED, AWAITS = 1, 2, 3, 4, 5, 6
   local MOST_TRIMMED, MOST_PROMOTED = 100, 100
   local active, completed, failed, events = keys.active, keys.completed, keys.failed, keys.events
   local settled = { full = 0, reasons = {}, completions = 0, failures = 0, any_delayed = false,
-    held_up = false, unfinished = 0 }
+    starts_blocked = false, unfinished = 0 }
 
-  -- The jobs, in order. `judge` adds the fields that are in Redis.
+  -- The jobs, in order. `check_outcome` adds the fields that are in Redis.
   local jobs, locks, family, ends = {}, {}, {}, {}
-  for place = 1, last do
-    local outcome = outcomes[place]
+  for position = 1, last do
+    local outcome = outcomes[position]
     if outcome then
       local id, token, kind = unpack(outcome, 1, 3)
       local key = prefix .. id
-      jobs[#jobs + 1] = { place = place, id = id, key = key, token = token, kind = kind,
+      jobs[#jobs + 1] = { position = position, id = id, key = key, token = token, kind = kind,
         outcome = outcome }
       locks[#locks + 1] = key .. ":lock"
       ends[kind] = true
@@ -57,18 +78,18 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
   -- If finished jobs cannot be stored, the call stops here, unless Redis is out of memory. Outcomes
   -- are stored even then: Redis allows XTRIM, and after it every write.
   for kind, set in ipairs({ completed, failed }) do
-    if ends[kind] and lacks_memory(set) then
+    if ends[kind] and is_out_of_memory(set) then
       settled.full = 1
     end
   end
-  if is_taking and not (ends[COMPLETED] or ends[FAILED]) and lacks_memory(keys.marker) then
+  if is_taking and not (ends[COMPLETED] or ends[FAILED]) and is_out_of_memory(keys.marker) then
     settled.full = 1
   end
 
-  local kin
-  local function of_kin()
-    kin = kin or relatives()
-    return kin
+  local cached
+  local function functions()
+    cached = cached or parent_functions()
+    return cached
   end
 
   -- Consecutive jobs with the same outcome are added to their set together.
@@ -78,20 +99,20 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       redis.call("ZADD", finished, unpack(pending))
       local most, age = unpack(finished_keep)
       if most >= 0 or age >= 0 then
-        local leave_parent = finished == failed and of_kin().leave_parent or nil
+        local detach = finished == failed and functions().detach_from_parent or nil
         -- The next call removes the rest.
         local is_trimmed, trimmed =
-          pcall(trim_finished, prefix, finished, finished_keep, leave_parent, now, room_to_trim)
+          pcall(trim_finished, prefix, finished, finished_keep, detach, now, room_to_trim)
         room_to_trim = room_to_trim - (is_trimmed and trimmed or 0)
       end
       pending = {}
     end
   end
 
-  local function put_away(set, keep, id)
+  local function add_finished(set, keep, id)
     local is_same = finished == set
-    for place = 1, 3 do
-      is_same = is_same and keep[place] == finished_keep[place]
+    for position = 1, 3 do
+      is_same = is_same and keep[position] == finished_keep[position]
     end
     if not is_same then
       flush()
@@ -105,17 +126,17 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     local value, keep = unpack(job.outcome, 4)
     local id, key, is_kept = job.id, job.key, keep[1] ~= 0
     if job.parent_key then
-      of_kin().tell_completed(key, job.parent_key, value, now)
+      functions().notify_completed(key, job.parent_key, value, now)
     end
     if is_kept then
       redis.call("HSET", key, "returnvalue", value, "finishedOn", now, "atm", job.attempts)
-      put_away(completed, keep, id)
+      add_finished(completed, keep, id)
     end
     redis.call("XADD", events, "*", "event", "completed", "jobId", id, "returnvalue", value,
       "prev", "active")
     if not is_kept then
       delete_job(key)
-    elseif is_cancelled(job.doom) then
+    elseif is_cancelled(job.deferred_failure) then
       redis.call("HDEL", key, "defa") -- too late to cancel
     end
   end
@@ -124,18 +145,18 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
   local function fail(job, reason, stacktrace, keep, most_attempts)
     local id, key, parent_key, is_kept = job.id, job.key, job.parent_key, keep[1] ~= 0
     if is_cancelled(reason) then
-      --- @include "leave_children"
-      leave_children(prefix, id, is_kept, prefix .. "tb:cancelling:" .. id .. ":parents")
+      --- @include "queue_child_cancels"
+      queue_child_cancels(prefix, id, is_kept, prefix .. "tb:cancelling:" .. id .. ":parents")
     end
     if parent_key then
-      of_kin().tell_failed(key, parent_key, reason, now)
+      functions().notify_failed(key, parent_key, reason, now)
     end
     if is_kept then
       redis.call("HSET", key, "failedReason", reason, "stacktrace", stacktrace, "finishedOn", now,
         "atm", job.attempts)
-      put_away(failed, keep, id)
+      add_finished(failed, keep, id)
     elseif parent_key then
-      of_kin().leave_parent(prefix, key, parent_key, false)
+      functions().detach_from_parent(prefix, key, parent_key, false)
     end
     redis.call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason,
       "prev", "active")
@@ -157,7 +178,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     redis.call("ZADD", failed, "XX", 0, "")
     local fields = redis.call("HMGET", job.key, "opts", "stacktrace")
     local stacktrace = job.kind == RETRIED and job.outcome[5] or fields[2] or "[]"
-    fail(job, job.doom, stacktrace, failed_bounds(fields[1]), math.huge)
+    fail(job, job.deferred_failure, stacktrace, failed_bounds(fields[1]), math.huge)
   end
 
   -- A job's new list or set is written last: if an earlier command is refused, it is only active.
@@ -192,20 +213,20 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     else
       redis.call(lifo and "RPUSH" or "LPUSH", queue.target, id)
     end
-    mark_base(keys.marker, queue.blocked)
+    wake_worker(keys.marker, queue.blocked)
   end
 
-  local function hold_up(pause)
+  local function block_starts(pause)
     if pause > 0 then
       redis.call("SET", keys.limiter, "9007199254740991", "PX", pause)
-      settled.held_up = true
+      settled.starts_blocked = true
     end
   end
 
-  local function give_back(job, pause)
+  local function release_job(job, pause)
     local id = job.id
     local priority = finite(redis.call("HGET", job.key, "priority")) or 0
-    hold_up(pause)
+    block_starts(pause)
     redis.call("XADD", events, "*", "event", "waiting", "jobId", id, "prev", "active")
     if priority > 0 then
       redis.call("ZADD", keys.prioritized, priority * 0x100000000, id)
@@ -214,11 +235,11 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       redis.call("RPUSH", queue.target, id)
     end
     -- BullMQ wakes a worker only for a job without priority; others wait until a worker polls.
-    mark_base(keys.marker, queue.blocked)
+    wake_worker(keys.marker, queue.blocked)
   end
 
   -- Return 0 if the outcome may be stored, or an error code. Sets the fields that it needs.
-  local function judge(job, holder, any_children)
+  local function check_outcome(job, holder, any_children)
     local key = job.key
     if holder ~= job.token then
       if redis.call("EXISTS", key) == 0 then
@@ -227,13 +248,13 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       return holder and -6 or -2
     end
     local fields = typed(redis.pcall("HMGET", key, "ats", "atm", "parentKey", "deid", "defa"))
-    local starts, attempts_made, parent_key, dedup_name, doom = unpack(fields or {})
+    local starts, attempts_made, parent_key, dedup_name, deferred_failure = unpack(fields or {})
     if not fields or not starts and redis.call("EXISTS", key) == 0 then
       return -1
     end
     job.attempts_made, job.attempts = attempts_made, math.max(0, finite(attempts_made) or 0) + 1
-    job.parent_key, job.dedup_name, job.doom = parent_key, dedup_name, doom
-    job.is_cancelled = job.kind >= RETRIED and is_cancelled(doom)
+    job.parent_key, job.dedup_name, job.deferred_failure = parent_key, dedup_name, deferred_failure
+    job.is_cancelled = job.kind >= RETRIED and is_cancelled(deferred_failure)
     if any_children and job.kind == COMPLETED then
       if redis.call("EXISTS", key .. ":dependencies") == 1 then
         return -4
@@ -248,7 +269,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
   local function settle(job, holder, any_children, alone)
     local kind = job.kind
     job.has_left = false
-    local code = judge(job, holder, any_children)
+    local code = check_outcome(job, holder, any_children)
     if code ~= 0 then
       return code
     end
@@ -266,15 +287,15 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     end
     if kind == COMPLETED or kind == FAILED or job.is_cancelled then
       if job.dedup_name then
-        of_kin().end_deduplication(prefix, job.id, job.dedup_name)
-        of_kin().add_kept_last(prefix, job.dedup_name, keys, queue, now)
+        functions().end_deduplication(prefix, job.id, job.dedup_name)
+        functions().add_kept_last(prefix, job.dedup_name, keys, queue, now)
       end
       if kind == COMPLETED then
         complete(job)
         settled.completions = settled.completions + 1
       else
         if job.is_cancelled then
-          hold_up(kind == GIVEN_BACK and job.outcome[4] or 0)
+          block_starts(kind == RELEASED and job.outcome[4] or 0)
           cancel(job)
         else
           fail(job, unpack(job.outcome, 4))
@@ -287,12 +308,28 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     elseif kind == SNOOZED then
       delay_job(job, job.outcome[4])
     elseif kind == AWAITS then
-      --- @include "await_children"
-      if not await_children(prefix, job.id, now, unpack(job.outcome, 4)) then
-        give_back(job, 0)
+      -- If no child is pending, the job runs again. That run fails if it is the second one in a row
+      -- without a new child.
+      local id, key, spawned, new = job.id, job.key, unpack(job.outcome, 4)
+      if new > 0 then
+        redis.call("HSET", key, "tbsp", spawned)
+      end
+      local is_waiting = redis.call("EXISTS", key .. ":dependencies") == 1
+        and redis.call("EXISTS", key .. ":unsuccessful") == 0
+      if is_waiting or new > 0 then
+        redis.call("HDEL", key, "tbwc")
+      elseif redis.call("HINCRBY", key, "tbwc", 1) >= 2 then
+        redis.call("HSET", key, "defa", "the task raised WaitForChildren twice in a row, and had "
+          .. "no new child to wait for")
+      end
+      if is_waiting then
+        redis.call("XADD", events, "*", "event", "waiting-children", "jobId", id, "prev", "active")
+        redis.call("ZADD", prefix .. "waiting-children", now, id)
+      else
+        release_job(job, 0)
       end
     else
-      give_back(job, job.outcome[4])
+      release_job(job, job.outcome[4])
     end
     return 0
   end
@@ -324,7 +361,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     if not is_settled then
       local problem = type(code) == "table" and code.err or tostring(code)
       undo(job)
-      local broken = misfit(keys)
+      local broken = find_wrong_type(keys)
       problem = broken or problem
       code = (broken or is_denied(problem)) and -11 or -10
       if code == -10 and (job.kind == FAILED or job.is_cancelled) and job.has_left then
@@ -340,7 +377,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       end
     end
     if code == 1 then
-      settled.reasons[#settled.reasons + 1] = job.doom
+      settled.reasons[#settled.reasons + 1] = job.deferred_failure
     end
     if code >= 0 or code == -3 then
       unlocked[#unlocked + 1] = locks[i]
@@ -348,7 +385,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     elseif code == -4 or code == -9 then
       settled.unfinished = settled.unfinished + 1
     end
-    codes[job.place] = code
+    codes[job.position] = code
   end
   flush()
   if #unlocked > 0 then

@@ -1,9 +1,9 @@
 --- @include "append_keys"
 
--- trim_finished(prefix, finished, keep, leave_parent, now, most) -> number removed: remove up to
--- `most` jobs from the set `finished` that exceed `keep` ({count, age in s, limit}, each -1 for no
--- bound). `leave_parent` is that function, or nil if no parent waits for jobs of this set.
-local function trim_finished(prefix, finished, keep, leave_parent, now, most)
+-- trim_finished(prefix, finished, keep, detach_from_parent, now, most) -> number removed: remove up
+-- to `most` jobs from the set `finished` that exceed `keep` ({count, age in s, limit}, each -1 for
+-- no bound). `detach_from_parent` is that function, or nil if no parent waits for jobs of this set.
+local function trim_finished(prefix, finished, keep, detach_from_parent, now, most)
   local count, age, limit = unpack(keep)
   local removed = 0
   local function remove(ids)
@@ -13,7 +13,7 @@ local function trim_finished(prefix, finished, keep, leave_parent, now, most)
     local keys = {}
     for i = 1, #ids do
       local key = prefix .. ids[i]
-      if leave_parent then
+      if detach_from_parent then
         local parent_key = redis.pcall("HGET", key, "parentKey")
         if type(parent_key) == "table" then
           if not string.find(parent_key.err, "WRONGTYPE", 1, true) then
@@ -21,7 +21,7 @@ local function trim_finished(prefix, finished, keep, leave_parent, now, most)
           end
           parent_key = false -- not a job, so it has no parent
         end
-        leave_parent(prefix, key, parent_key, false)
+        detach_from_parent(prefix, key, parent_key, false)
       end
       append_keys(keys, key)
     end

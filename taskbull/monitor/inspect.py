@@ -21,7 +21,7 @@ from taskbull.queue.questions import (
 )
 from taskbull.scripts import browse, servers
 from taskbull.scripts.events import last_event_id
-from taskbull.scripts.servers import try_commands, try_plainly
+from taskbull.scripts.servers import probe_commands, try_plainly
 from taskbull.store.address import Endpoint, Namespace
 
 Node: TypeAlias = Endpoint
@@ -95,7 +95,7 @@ class ServerOperations:
         """Try all commands that taskbull needs for a queue. Return the refused ones with errors."""
         keys, token = self.namespace.keys(queue), token_hex(8)
         server = yield from server_of(keys)
-        refused = yield from ask_on(server, try_commands(keys, token))
+        refused = yield from ask_on(server, probe_commands(keys, token))
         for name, command in try_plainly(keys, token).items():
             try:
                 yield from ask_on(server, command)

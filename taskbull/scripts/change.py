@@ -240,7 +240,7 @@ MOVE_TO_WAITING_CHILDREN = load("move_to_waiting_children")
 UPDATE_PROGRESS = load("update_progress")
 UPDATE_DATA = load("update_data")
 ADD_LOG = load("add_log")
-NOTE_UNCLAIMED = load("note_unclaimed")
+RECORD_UNKNOWN_TASK = load("record_unknown_task")
 
 CHANGE_CHUNK: Final = 100
 """Number of jobs that one call promotes or retries."""
@@ -423,10 +423,10 @@ def _waiting(queue: QueueKeys) -> tuple[str, ...]:
 _CLAIMED_MS: Final = 3_600_000
 
 
-def note_unclaimed(queue: QueueKeys, job_id: str, now_ms: int, patience_ms: int) -> Call[int]:
+def record_unknown_task(queue: QueueKeys, job_id: str, now_ms: int, patience_ms: int) -> Call[int]:
     """Record that a worker has no task for a job. Return the ms since this was first recorded."""
     args = (now_ms, patience_ms, _CLAIMED_MS)
-    return Call(NOTE_UNCLAIMED, (queue.job(job_id),), args, accepted(queue, job_id))
+    return Call(RECORD_UNKNOWN_TASK, (queue.job(job_id),), args, accepted(queue, job_id))
 
 
 # Queue settings: pause, concurrency, rate limit and length of the event stream.
@@ -434,7 +434,6 @@ def note_unclaimed(queue: QueueKeys, job_id: str, now_ms: int, patience_ms: int)
 RATE_LIMIT_TTL = load("rate_limit_ttl")
 IS_MAXED = load("is_maxed")
 PAUSE = load("pause")
-RESUME = load("resume")
 
 PAUSE_CHUNK = 1_000
 """Maximum number of ids that one call moves if both the wait and the paused list have jobs."""
@@ -442,9 +441,9 @@ PAUSE_CHUNK = 1_000
 
 def pause(queue: QueueKeys, *, piece: int = PAUSE_CHUNK) -> Steps[None]:
     """Stop workers from fetching jobs until the queue is resumed. Running jobs continue."""
-    more = yield _pause(queue, begin=True, size=piece)
+    more = yield _pause(queue, "pause", piece)
     while more:
-        more = yield _pause(queue, begin=False, size=piece)
+        more = yield _pause(queue, "move", piece)
 
 
 def pause_noted(queue: QueueKeys, note: bytes) -> Steps[None]:
@@ -456,19 +455,9 @@ def pause_noted(queue: QueueKeys, note: bytes) -> Steps[None]:
 
 def resume(queue: QueueKeys, *, piece: int = PAUSE_CHUNK) -> Steps[None]:
     """Let workers fetch jobs again. Waiting jobs keep their order."""
-    keys = (
-        queue.wait,
-        queue.paused,
-        queue.prioritized,
-        queue.delayed,
-        queue.active,
-        queue.meta,
-        queue.events,
-        queue.marker,
-    )
     more = True
     while more:
-        more = yield Call(RESUME, keys, (piece,), bool)
+        more = yield _pause(queue, "resume", piece)
     yield Command(("DEL", _note(queue)), queue.meta, nothing)
 
 
@@ -481,9 +470,18 @@ def _note(queue: QueueKeys) -> str:
     return queue.private("note")
 
 
-def _pause(queue: QueueKeys, *, begin: bool, size: int) -> Call[bool]:
-    keys = (queue.wait, queue.paused, queue.active, queue.meta, queue.events, queue.marker)
-    return Call(PAUSE, keys, (int(begin), size), bool)
+def _pause(queue: QueueKeys, action: Literal["pause", "move", "resume"], size: int) -> Call[bool]:
+    keys = (
+        queue.wait,
+        queue.paused,
+        queue.prioritized,
+        queue.delayed,
+        queue.active,
+        queue.meta,
+        queue.events,
+        queue.marker,
+    )
+    return Call(PAUSE, keys, (action, size), bool)
 
 
 def get_global_concurrency(queue: QueueKeys) -> Command[int]:

@@ -90,9 +90,9 @@ def _once(prefix: str, number: str) -> str:
 
 # Workers: status records, error counts and the registry of queue names.
 
-NOTE_WORKER = load("note_worker")
+RECORD_WORKER = load("record_worker")
 GET_RECORDS = load("get_records")
-NOTE_ERRORS = load("note_errors")
+RECORD_ERRORS = load("record_errors")
 
 RECORD_LIFE_MS: Final = 62_500
 """Lifetime of a record: two and a half times the renewal interval of an idle worker."""
@@ -118,7 +118,7 @@ class CountedError(Struct, frozen=True):
     count: int
 
 
-def note_worker(queue: QueueKeys, record: WorkerRecord) -> Call[None]:
+def record_worker(queue: QueueKeys, record: WorkerRecord) -> Call[None]:
     """Store a worker's status record, with 6 commands."""
     return _note(queue, record.id, record.at_ms, encode_record(record))
 
@@ -140,7 +140,7 @@ def get_records(queue: QueueKeys) -> Call[list[Seen]]:
     return Call(GET_RECORDS, (_workers(queue),), (queue.base, _MOST_WORKERS), read)
 
 
-def note_errors(
+def record_errors(
     queue: QueueKeys, counted: Mapping[ErrorFingerprint, int], now_ms: int
 ) -> Call[None]:
     """Count failed attempts by error. Redis keeps up to `MOST_ERRORS` different errors per hour."""
@@ -152,7 +152,7 @@ def note_errors(
             msgspec.json.encode([what.task[:200], what.error]).decode(),
         ]
     args = (msgspec.msgpack.encode(flat), MOST_ERRORS, _ERRORS_LIFE_MS)
-    return Call(NOTE_ERRORS, (_errors(queue, now_ms),), args, nothing)
+    return Call(RECORD_ERRORS, (_errors(queue, now_ms),), args, nothing)
 
 
 def get_errors(queue: QueueKeys, now_ms: int) -> Command[list[CountedError]]:
@@ -213,7 +213,7 @@ def queues_key(prefix: str) -> str:
 def _note(queue: QueueKeys, worker_id: str, now_ms: int, record: bytes) -> Call[None]:
     keys = (_workers(queue), queue.private("worker", worker_id, "about"))
     args = (worker_id, now_ms, record, RECORD_LIFE_MS, _MEMORY_MS)
-    return Call(NOTE_WORKER, keys, args, nothing)
+    return Call(RECORD_WORKER, keys, args, nothing)
 
 
 def _workers(queue: QueueKeys) -> str:

@@ -153,14 +153,14 @@ def _unix_path(address: str) -> str:
 
 # Checks of the Redis user's permissions. Test keys are removed, or expire if Redis refuses that.
 
-TRY_COMMANDS = load("try_commands")
+PROBE_COMMANDS = load("probe_commands")
 
 
-def try_commands(queue: QueueKeys, token: str) -> Call[dict[str, str]]:
+def probe_commands(queue: QueueKeys, token: str) -> Call[dict[str, str]]:
     """Try each command that the scripts use. Return the refused commands with their errors."""
     kinds = ("text", "another", "hash", "list", "set", "zset", "stream")
     keys = tuple(queue.private("doctor", token, kind) for kind in kinds)
-    return Call(TRY_COMMANDS, keys, (), _refused)
+    return Call(PROBE_COMMANDS, keys, (), _refused)
 
 
 def try_plainly(queue: QueueKeys, token: str) -> dict[str, Command[None]]:

@@ -32,8 +32,8 @@ from taskbull.scripts.call import Call
 from taskbull.scripts.records import (
     MOST_ERRORS,
     forget_worker,
-    note_errors,
-    note_worker,
+    record_errors,
+    record_worker,
     register_queues,
     resign,
     sample_queue,
@@ -205,7 +205,7 @@ class _Page:
             record = self._now(state)
             if age >= IDLE or has_changed or (age >= BUSY and _is_news(record, written)):
                 self._written, self._written_at = record, now
-                calls.append(note_worker(context.keys, record))
+                calls.append(record_worker(context.keys, record))
         return [] if self._refused else calls
 
     def last(self, worker_id: str) -> list[Call[None]]:
@@ -225,7 +225,7 @@ class _Page:
     def _errors(self) -> list[Call[None]]:
         counted = self._attempts.take(self.queue)
         keys, now_ms = self._context.keys, self._context.clock.wall_ms()
-        return [note_errors(keys, counted, now_ms)] if counted else []
+        return [record_errors(keys, counted, now_ms)] if counted else []
 
     def _now(self, state: Mapping[str, Any]) -> WorkerRecord:
         context = self._context

@@ -36,7 +36,7 @@ from taskbull.errors import (
 )
 from taskbull.observability.logs import cut, one_line
 from taskbull.scripts.call import Operation, Request, Steps, again
-from taskbull.scripts.change import add_log, note_unclaimed, update_data, update_progress
+from taskbull.scripts.change import add_log, record_unknown_task, update_data, update_progress
 from taskbull.scripts.flow import Spawned
 from taskbull.scripts.read import get_failures, get_results
 from taskbull.scripts.removal import remove_unprocessed_children
@@ -172,7 +172,7 @@ class Writing:
         """Record that this worker cannot run the job. See `JobPort.aunclaimed`."""
         context = self._context
         now_ms = context.clock.wall_ms()
-        note = note_unclaimed(context.keys, self._run.job.id, now_ms, to_ms(patience))
+        note = record_unknown_task(context.keys, self._run.job.id, now_ms, to_ms(patience))
         return from_ms(await context.store.run(note, timeout=1.0))
 
     def _results(self, name: str, *, so_far: bool) -> Steps[list[bytes]]:

@@ -21,7 +21,7 @@ from taskbull.core.flow import Children
 from taskbull.core.options import WorkerOptions
 from taskbull.queue.queue import Queue
 from taskbull.scripts import loader
-from taskbull.scripts.servers import TRY_COMMANDS
+from taskbull.scripts.servers import PROBE_COMMANDS
 from taskbull.store.server_process import ServerProcess
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
@@ -64,7 +64,7 @@ def in_lua(commands: set[str]) -> set[str]:
     words = {
         word.lower()
         for file in loader.LUA.rglob("*.lua")
-        if file.stem != TRY_COMMANDS.name
+        if file.stem != PROBE_COMMANDS.name
         for word in re.findall(r'"([A-Z]+)"', file.read_text())
     }
     return (words & commands) - {"readonly"}  # an error
@@ -94,9 +94,9 @@ def test_the_file_grants_nothing_else(commands: set[str]) -> None:
 
 
 def test_the_doctor_tries_what_scripts_use(commands: set[str]) -> None:
-    tried = {word.lower() for word in re.findall(r'\{ "([A-Z]+)", a', TRY_COMMANDS.source)}
+    tried = {word.lower() for word in re.findall(r'\{ "([A-Z]+)", a', PROBE_COMMANDS.source)}
     missing = in_lua(commands) - tried
-    assert not missing, f"add to lua/try_commands.lua: {sorted(missing)}"
+    assert not missing, f"add to lua/probe_commands.lua: {sorted(missing)}"
     assert tried <= granted()
 
 

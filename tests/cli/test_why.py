@@ -26,7 +26,7 @@ class Scene:
 
     def record(self, **about: Any) -> None:
         record = WorkerRecord(id="w1", at_ms=self.now_ms, **about)
-        self.queue._stores.sync_store().run(records.note_worker(self.keys, record))
+        self.queue._stores.sync_store().run(records.record_worker(self.keys, record))
 
     def field(self, **fields: Any) -> None:
         for name, value in fields.items():

@@ -96,8 +96,8 @@ async def test_workers_are_found_by_the_names_of_connections(
 def test_records_of_workers_are_read(emails: SyncQueue, admin: Any) -> None:
     store = emails._stores.sync_store()
     tasks = [f"task_{number}" for number in range(300)]
-    store.run(records.note_worker(emails.keys, WorkerRecord(id="w1", at_ms=10, tasks=tasks)))
-    store.run(records.note_worker(emails.keys, WorkerRecord(id="w2", at_ms=20)))
+    store.run(records.record_worker(emails.keys, WorkerRecord(id="w1", at_ms=10, tasks=tasks)))
+    store.run(records.record_worker(emails.keys, WorkerRecord(id="w2", at_ms=20)))
     store.run(records.forget_worker(emails.keys, "w2", 30))
     gone, there = store.run(records.get_records(emails.keys))
     assert (gone.id, gone.at_ms, gone.record) == ("w2", 30, None)
@@ -113,8 +113,8 @@ def test_records_of_workers_are_read(emails: SyncQueue, admin: Any) -> None:
 
 def test_workers_that_are_gone_for_a_day_are_forgotten(emails: SyncQueue) -> None:
     store, day_ms = emails._stores.sync_store(), 86_400_000
-    store.run(records.note_worker(emails.keys, WorkerRecord(id="old", at_ms=1)))
-    store.run(records.note_worker(emails.keys, WorkerRecord(id="new", at_ms=day_ms + 2)))
+    store.run(records.record_worker(emails.keys, WorkerRecord(id="old", at_ms=1)))
+    store.run(records.record_worker(emails.keys, WorkerRecord(id="new", at_ms=day_ms + 2)))
     assert [seen.id for seen in store.run(records.get_records(emails.keys))] == ["new"]
 
 
@@ -126,8 +126,8 @@ async def test_errors_that_retries_hide_are_counted(
         ErrorFingerprint("t", "E", f"m{chr(97 + n % 26)}{chr(97 + n // 26)}"): 1 for n in range(250)
     }
     timeout = ErrorFingerprint("send", "TimeoutError", "smtp")
-    store.run(records.note_errors(emails.keys, {timeout: 3}, now_ms))
-    store.run(records.note_errors(emails.keys, {timeout: 4, **many}, now_ms))
+    store.run(records.record_errors(emails.keys, {timeout: 3}, now_ms))
+    store.run(records.record_errors(emails.keys, {timeout: 4, **many}, now_ms))
     first, *rest = found = (await looks.retried("emails")).errors
     [other] = [each for each in found if each.fingerprint == "other"]
     assert other.counted == 51

@@ -18,7 +18,7 @@ from taskbull.scripts.add import CallSequence, add_jobs, add_plain
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import FetchOptions, adopt_jobs, cycle, settle_cycle
 from taskbull.scripts.flow import undo_flow
-from taskbull.scripts.servers import try_commands
+from taskbull.scripts.servers import probe_commands
 
 QUEUE = QueueKeys("emails")
 JOB = "id"
@@ -40,7 +40,7 @@ SAMPLES = calls(
         settle_cycle(QUEUE, "token", [(JOB, "token")], 1),
         adopt_jobs(QUEUE, "token", [JOB], 1, FetchOptions(2)),
         change.pause(QUEUE),
-        change.note_unclaimed(QUEUE, JOB, 1, 2),
+        change.record_unknown_task(QUEUE, JOB, 1, 2),
         read.names_waiting(QUEUE, 1),
         change.resume(QUEUE),
         undo_flow(QUEUE, 1),
@@ -85,15 +85,15 @@ SAMPLES = calls(
         browse.list_jobs(QUEUE, JobState.FAILED),
         browse.find_job(QUEUE, JOB),
         browse.search_jobs(QUEUE, JobState.FAILED, []),
-        records.note_worker(QUEUE, WorkerRecord(id="w1")),
+        records.record_worker(QUEUE, WorkerRecord(id="w1")),
         records.get_records(QUEUE),
-        records.note_errors(QUEUE, {}, 1),
+        records.record_errors(QUEUE, {}, 1),
         change.rate_limit_ttl(QUEUE),
         change.is_maxed(QUEUE),
         add_jobs(QUEUE, [], 1, CallSequence("producer", 2, 3)),
         add_plain(QUEUE, encode_job(NewJob("n"), 1), CallSequence("producer", 2, 3)),
         cycle(QUEUE, 1, [], 2, "token", FetchOptions(3)),
-        try_commands(QUEUE, "token"),
+        probe_commands(QUEUE, "token"),
     ]
 )
 
@@ -111,7 +111,7 @@ NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "suspects": lambda _: {QUEUE.private("suspects")},
     "requests": lambda _: {QUEUE.private("cancel")},
     "parents": lambda _: {QUEUE.private("cancelling", JOB, "parents")},
-    "ended": lambda _: {QUEUE.completed, QUEUE.failed},
+    "finished": lambda _: {QUEUE.completed, QUEUE.failed},
     "list": lambda _: {QUEUE.wait, QUEUE.paused, QUEUE.active},
     "set": lambda _: {QUEUE.completed, QUEUE.failed, QUEUE.delayed, QUEUE.prioritized},
     "older": lambda call: {QUEUE.paused if call.keys[0] == QUEUE.wait else QUEUE.private("none")},
@@ -123,7 +123,7 @@ NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "metrics": lambda _: {QUEUE.metrics_failed},
     "points": lambda _: {QUEUE.metrics_failed_data},
     "memo": lambda _: {QUEUE.private("add", "producer", "2"), QUEUE.private("cycle", "token")},
-    "former": lambda _: {QUEUE.private("add", "producer", "2")},
+    "previous": lambda _: {QUEUE.private("add", "producer", "2")},
     "counter": lambda _: {QUEUE.id},
     "another": lambda _: {QUEUE.private("doctor", "token", "another")},
 }

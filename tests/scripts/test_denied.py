@@ -548,7 +548,7 @@ OPERATIONS = {
         prioritized=["c"],
     ),
     "resume": Operation(
-        "resume",
+        "pause",
         waiters,
         lambda bed, _: bed.go(change.resume(bed.queue)),
         wait=["a", "b", "other"],
@@ -615,7 +615,7 @@ def looked_at(bed: Bed) -> None:
     bed.admin.set(bed.queue.limiter, 1, px=3_600_000)
     bed.admin.set(bed.queue.private("note"), "{}")
     bed.admin.hset(f"{bed.queue.base}metrics:failed", "count", 1)
-    bed.run(records.note_worker(bed.queue, WorkerRecord(id="w1", at_ms=NOW)))
+    bed.run(records.record_worker(bed.queue, WorkerRecord(id="w1", at_ms=NOW)))
     bed.admin.persist(bed.queue.private("worker", "w1", "about"))
 
 

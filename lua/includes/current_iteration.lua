@@ -1,6 +1,0 @@
--- current_iteration(base, id, scheduler) -> whether a job is its scheduler's next run; without it,
--- the scheduler would stop. `scheduler` is the job's field `rjk`.
-local function current_iteration(base, id, scheduler)
-  local due = scheduler and redis.call("ZSCORE", base .. "repeat", scheduler)
-  return due and id == "repeat:" .. scheduler .. ":" .. due
-end

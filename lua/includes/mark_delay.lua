@@ -1,7 +1,0 @@
--- mark_delay(marker, delayed): notify idle workers when the earliest delayed job is due.
-local function mark_delay(marker, delayed)
-  local earliest = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")
-  if earliest[2] then
-    redis.call("ZADD", marker, tonumber(earliest[2]) / 4096, "1")
-  end
-end
