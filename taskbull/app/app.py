@@ -5,22 +5,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from taskbull.app.batch import is_batch
 from taskbull.app.discovery import find_attribute, import_modules, import_package
 from taskbull.app.group import Registry, Resources, TaskGroup
 from taskbull.app.pool.source import AppSource, check_not_importing, source_of
-from taskbull.app.producer import JobSpec, Producer
-from taskbull.app.settings import QueueRules, Queues
+from taskbull.app.producer import EnqueueHook, JobSpec, Producer
+from taskbull.app.producer import inherit_headers as _inherit_headers
+from taskbull.app.settings import GroupOptions, QueueRules, Queues
 from taskbull.core import events, payload
 from taskbull.core.celery import WORKER
 from taskbull.core.failure import Classifier
 from taskbull.core.job import Job
-from taskbull.core.keys import PREFIX
+from taskbull.core.keys import PREFIX, read_ref
 from taskbull.core.options import (
-    AppKeywords,
     QueueKeywords,
     QueueOptions,
     WorkerKeywords,
@@ -29,6 +30,7 @@ from taskbull.core.options import (
 from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
 from taskbull.core.validation import (
     Duration,
+    check_bool,
     check_choice,
     check_keywords,
     check_text,
@@ -186,8 +188,10 @@ class App(TaskGroup):
         enqueue_timeout: Seconds without progress before adding jobs raises `EnqueueError`.
         call_timeout: Time limit in seconds for all other calls of queues and handles. None disables
             it.
-        **options: Default job options of all tasks: `backoff`, `error_backoffs`, `keep_completed`,
-            `keep_failed` and `timeout`.
+        inherit_headers: Whether jobs that a job adds get its headers, unless they set their own.
+        **options: Defaults for all tasks, as in `@app.task`: `backoff`, `error_backoffs`,
+            `retry_on`, `fail_on`, `throws`, `timeout`, `expires`, `process`, `grace`, `dedup`,
+            `keep_completed` and `keep_failed`; and `tz`, the time zone of `Cron` rules without one.
 
     Raises:
         ConfigurationError: If an option or the Redis address is invalid.
@@ -216,7 +220,8 @@ class App(TaskGroup):
         hash_tag: bool | None = None,
         enqueue_timeout: Duration | None = ENQUEUE_TIMEOUT,
         call_timeout: Duration | None = CALL_TIMEOUT,
-        **options: Unpack[AppKeywords],
+        inherit_headers: bool = False,
+        **options: Unpack[GroupOptions],
     ) -> None:
         super().__init__(
             name,
@@ -235,6 +240,9 @@ class App(TaskGroup):
             self.check_data,
         )
         producer.client(queue)  # Rejects an invalid queue name.
+        check_bool("inherit_headers", inherit_headers)
+        if inherit_headers:
+            producer.hooks.append(_inherit_headers)
         self.move(producer)
         self._factory = WorkerFactory(self.registry, self._defaults.policy, self._source)
         self.target: str | None = None
@@ -249,7 +257,7 @@ class App(TaskGroup):
     @property
     def declared_schedules(self) -> DeclaredSchedules:
         """The schedules that this app and its included groups declare."""
-        return self.timetable.declared()
+        return self.timetable.declared(self.producer.prepared_job)
 
     def enqueue(
         self, jobs: Iterable[JobSpec[R]], *, progress: Progress | None = None
@@ -286,16 +294,29 @@ class App(TaskGroup):
         """
         return await self.producer.aenqueue(jobs, progress)
 
-    def job(self, queue: str, job_id: str) -> JobHandle[Any]:
+    @overload
+    def job(self, ref: str, /) -> JobHandle[Any]: ...
+    @overload
+    def job(self, queue: str, job_id: str) -> JobHandle[Any]: ...
+    def job(self, queue: str, job_id: str | None = None) -> JobHandle[Any]:
         """Return a handle for an existing job, without a call to Redis.
 
         The job may have been added by another program. The handle does not check that the job
         exists.
 
         Args:
-            queue: Name of the job's queue.
+            queue: Name of the job's queue. If it is the only argument, the job's `ref`.
             job_id: The job's id.
+
+        Raises:
+            ConfigurationError: If the only argument is not a `ref`.
+
+        Example:
+            >>> ref = greet.delay("Ann").ref
+            >>> app.job(ref).result(timeout=10)
         """
+        if job_id is None:
+            queue, job_id = read_ref(queue)
         client = self.producer.client(queue)
         return JobHandle(queue, check_text("job_id", job_id), "", False, client, payload.decode)
 
@@ -348,6 +369,27 @@ class App(TaskGroup):
             return listener
 
         return register
+
+    def on_enqueue(self, function: EnqueueHook) -> EnqueueHook:
+        """Register a function that sees each job before it is added.
+
+        It is called for single jobs, bulks, flows with all their children, and the jobs of declared
+        schedules. If it raises, nothing is sent. Several functions are called in order.
+
+        Args:
+            function: Function that takes the `JobSpec`. It returns another one, such as
+                `spec.with_options(…)`, or None to leave the job as it is.
+
+        Example:
+            >>> @app.on_enqueue
+            ... def add_tenant(spec: JobSpec) -> JobSpec:
+            ...     return spec.with_options(headers={**spec.headers, "tenant": tenant.get()})
+        """
+        given: object = function
+        if not callable(given) or inspect.iscoroutinefunction(given):
+            raise refusal("@app.on_enqueue", "be a plain function that takes the job", function)
+        self.producer.hooks.append(function)
+        return function
 
     def load_tasks(self) -> None:
         """Import the modules named by `include`. Workers do this when they are created."""

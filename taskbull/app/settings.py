@@ -14,14 +14,18 @@ from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.failure import Classifier
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import (
+    ATTEMPTS,
     NO_RULES,
+    AppKeywords,
     CallKeywords,
+    DedupKey,
+    DedupRule,
     JobOptions,
     QueueOptions,
     TaskKeywords,
     check_concurrency,
 )
-from taskbull.core.retry import RetryPolicy
+from taskbull.core.retry import RetryKeywords, RetryPolicy, UnknownErrors
 from taskbull.core.validation import (
     Duration,
     check_bool,
@@ -43,7 +47,7 @@ GRACE: Final = 5.0
 """Seconds that a function in a pool process has to clean up when it is stopped."""
 
 
-class TaskOptions(TaskKeywords, total=False):
+class TaskOptions(RetryKeywords, TaskKeywords, total=False):
     """Options of `@app.task`. An option that is missing or None uses the app's value."""
 
     name: str | None
@@ -55,6 +59,16 @@ class TaskOptions(TaskKeywords, total=False):
     schedule: Rule | None
     process: bool
     grace: Duration
+    dedup: DedupKey | None
+
+
+class GroupOptions(RetryKeywords, AppKeywords, total=False):
+    """Defaults that apps and groups accept for all their tasks."""
+
+    process: bool
+    grace: Duration
+    dedup: DedupKey | None
+    tz: str
 
 
 class CallOptions(CallKeywords, total=False):
@@ -84,13 +98,18 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
 
 
 class Defaults(Struct, frozen=True):
-    """Defaults of an app for all its tasks."""
+    """Defaults of an app or group for all its tasks."""
 
     queue: str
     options: JobOptions
     policy: RetryPolicy
+    process: bool = False
+    """Whether plain functions run in a pool process. An `async def` never does."""
+    grace: float = GRACE
+    tz: str | None = None
+    """Time zone of `Cron` rules that have none of their own."""
 
-    def with_task(self, name: str, given: TaskOptions) -> TaskSettings:
+    def with_task(self, name: str, given: TaskOptions, *, is_async: bool = False) -> TaskSettings:
         """Return the settings of a task.
 
         Raises:
@@ -102,7 +121,7 @@ class Defaults(Struct, frozen=True):
             check_type("circuit_breaker", breaker, CircuitBreaker, "be a CircuitBreaker")
         extra = given.get("extra", "error")
         check_choice("extra", extra, ("error", "ignore"))
-        process = given.get("process", False)
+        process = given.get("process", self.process and not is_async)
         check_bool("process", process)
         if "grace" in given and not process:
             raise ConfigurationError(
@@ -113,8 +132,13 @@ class Defaults(Struct, frozen=True):
             backoff=given.get("backoff"),
             error_backoffs=given.get("error_backoffs"),
             classify=given.get("classify"),
+            retry_on=given.get("retry_on"),
+            fail_on=given.get("fail_on"),
+            throws=given.get("throws"),
         )
         said = {name: value for name, value in _of_job(given).items() if value is not None}
+        if "dedup" in said:
+            said["dedup"] = DedupRule(said["dedup"])
         return TaskSettings(
             name=check_text("task name", name, most=NAME_LIMIT),
             queue=self.queue if queue is None else queue,
@@ -123,8 +147,48 @@ class Defaults(Struct, frozen=True):
             circuit_breaker=breaker,
             extra=extra,
             process=process,
-            grace=seconds("grace", given.get("grace", GRACE)),
+            grace=seconds("grace", given.get("grace", self.grace)),
         )
+
+
+def defaults_of(
+    queue: str,
+    attempts: int | None,
+    classify: Classifier | None,
+    unknown_errors: UnknownErrors,
+    given: GroupOptions,
+) -> Defaults:
+    """Return the defaults that an app or group was created with.
+
+    Raises:
+        ConfigurationError: If an option is invalid.
+    """
+    said = _of_job(given)
+    if said.get("dedup") is not None:
+        said["dedup"] = DedupRule(said["dedup"])
+    jobs = JobOptions(attempts=ATTEMPTS if attempts is None else attempts, **said)
+    process = given.get("process", False)
+    check_bool("process", process)
+    tz = given.get("tz")
+    if tz is not None:
+        check_text("tz", tz)  # Each `Cron` checks that the zone exists.
+    return Defaults(
+        queue,
+        jobs,
+        RetryPolicy(
+            attempts=attempts,
+            backoff=jobs.backoff,
+            error_backoffs=jobs.error_backoffs,
+            classify=classify,
+            unknown_errors=unknown_errors,
+            retry_on=given.get("retry_on"),
+            fail_on=given.get("fail_on"),
+            throws=given.get("throws"),
+        ),
+        process=process,
+        grace=seconds("grace", given.get("grace", GRACE)),
+        tz=tz,
+    )
 
 
 def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
@@ -142,7 +206,7 @@ def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
     return structs.replace(task, **said)
 
 
-def _of_job(given: TaskOptions | CallOptions) -> dict[str, Any]:
+def _of_job(given: TaskOptions | CallOptions | GroupOptions) -> dict[str, Any]:
     """Return only the options that a job stores."""
     fields = JobOptions.__struct_fields__
     return {name: value for name, value in given.items() if name in fields}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import cached_property
 from inspect import Parameter
 from itertools import takewhile
 from typing import (
@@ -388,6 +389,11 @@ class Binder:
         if not fits:
             self._explain(args, kwargs)
         return bound
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of the parameters that have one."""
+        return {name: p.default for name, p in self.parameters.items() if name not in self.required}
 
     def given_by_hand(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
         """Return the names of the arguments that a direct call passes."""

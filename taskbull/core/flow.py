@@ -61,6 +61,10 @@ class Growing(Protocol):
         """Return a copy of the job that also waits for these children."""
         ...
 
+    def prepared(self) -> Growing:
+        """Return the job and its children as the app's `on_enqueue` functions leave them."""
+        ...
+
 
 class Children(Struct, frozen=True):
     """A group of jobs that a parent waits for, with a common `on_failure`."""
@@ -157,7 +161,8 @@ def _check(branch: Branch) -> None:
     if job.options.dedup is not None:
         raise ConfigurationError(
             f"job {job.name} of a flow has a dedup key: if another job stood for it, a parent "
-            "would wait for one that is not its child. Give it a job_id instead"
+            "would wait for one that is not its child. Give it a job_id instead, or leave out the "
+            f"task's key with {job.name}.options(dedup=None)"
         )
     for need in branch.needs:
         found = sum(child.job.name == need.child for child, _ in branch.children)

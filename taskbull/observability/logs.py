@@ -344,8 +344,10 @@ class LogLines:
         level, text, read = line
         if isinstance(event, events.Failed):
             level, text = _APART.get(event.verdict, (level, text))
-            if not logger.isEnabledFor(level):
-                return
+        if isinstance(event, events.Failed | events.Retried) and event.failure.is_expected:
+            level = min(level, logging.INFO)
+        if not logger.isEnabledFor(level):
+            return
         fields = {"worker_id": event.worker_id, "queue": event.queue, **read(event)}
         if kind in _REPEATED:
             repeats = self._repeats.setdefault((kind, event.queue), Repeats())
