@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 
 E = TypeVar("E", bound=events.Event)
+F = TypeVar("F", bound=Callable[[Any], object])
 
 
 class WorkerFactory:
@@ -76,12 +77,12 @@ class WorkerFactory:
         self._policy = policy
         self._dispatch: Dispatch | None = None
         self.rules = QueueRules()
-        self._listeners: list[tuple[type[events.Event], events.Listener[Any]]] = []
+        self._listeners: list[tuple[type[events.Event], events.Listener[Any], bool]] = []
 
-    def tell(self, kind: type[E], listener: events.Listener[E]) -> None:
+    def tell(self, kind: type[E], listener: events.Listener[E], *, thread: bool) -> None:
         """Register a listener for an event type on all workers built from now on."""
-        events.check_listener(kind, listener)
-        self._listeners.append((kind, listener))
+        events.check_listener(kind, listener, thread=thread)
+        self._listeners.append((kind, listener, thread))
 
     @property
     def dispatch(self) -> Dispatch:
@@ -140,8 +141,10 @@ class WorkerFactory:
             pool=pool,
         )
         self._check_slots(worker.concurrency)
-        for kind, listener in self._listeners:
-            worker.on(kind, listener)
+        for kind, listener, thread in self._listeners:
+            worker.on(kind, listener, thread=thread)
+        if any(task.settings.has_hooks for task in self._registry.tasks.values()):
+            worker.run_hooks_of(self._registry.tasks)
         return worker
 
     def _check_slots(self, concurrency: Mapping[str, int]) -> None:
@@ -352,20 +355,26 @@ class App(TaskGroup):
         """Close idle connections of sync code. New ones are opened when needed."""
         self.producer.stores.close()
 
-    def on(self, kind: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]:
+    def on(self, kind: type[E], *, thread: bool = False) -> Callable[[F], F]:
         """Register a function to call for each event of a type in this app's workers.
+
+        A plain function is called in the event loop and must not block. An `async def` is awaited
+        beside the jobs. An exception is logged and changes nothing. A worker that stops waits
+        `shutdown_timeout` for functions that have not finished. If it crashes, they are lost.
 
         Args:
             kind: A class of `taskbull.events`. `Event` selects all events.
+            thread: Call a plain function in a thread, where it may block, for example to use a
+                database.
 
         Example:
-            >>> @app.on(events.Failed)
+            >>> @app.on(events.Failed, thread=True)
             ... def report(event: events.Failed) -> None:
-            ...     print(event.job.id, event.failure)
+            ...     Failure.objects.create(job=event.job.id, reason=event.failure.reason)
         """
 
-        def register(listener: Callable[[E], None]) -> Callable[[E], None]:
-            self._factory.tell(kind, listener)
+        def register(listener: F) -> F:
+            self._factory.tell(kind, listener, thread=thread)
             return listener
 
         return register

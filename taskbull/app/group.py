@@ -359,6 +359,8 @@ class TaskGroup:
         - `retry_on`, `fail_on`: the only errors to retry, and errors that are never retried.
         - `throws`: expected errors, which are logged at INFO without a stack trace.
         - `classify`: function that returns the category of an error.
+        - `on_success`, `on_failure`: function called with the `Job` and its result or `Failure`
+          after the job has ended. A plain function runs in a thread and may block.
         - `dedup`: key that makes jobs unique: a format string over the arguments, such as
           `"report-{user_id}"`, a `Dedup` with such a key, or a function of the arguments.
         - `circuit_breaker`: `CircuitBreaker` for the task's queue.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct, structs
 from msgspec.structs import asdict, replace
@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 from taskbull.app.signature import Extra
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.events import FailureHook, SuccessHook
 from taskbull.core.failure import Classifier
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import (
@@ -32,6 +33,7 @@ from taskbull.core.validation import (
     check_choice,
     check_text,
     check_type,
+    refusal,
     seconds,
 )
 from taskbull.errors import ConfigurationError
@@ -60,6 +62,8 @@ class TaskOptions(RetryKeywords, TaskKeywords, total=False):
     process: bool
     grace: Duration
     dedup: DedupKey | None
+    on_success: SuccessHook | None
+    on_failure: FailureHook | None
 
 
 class GroupOptions(RetryKeywords, AppKeywords, total=False):
@@ -90,6 +94,15 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
     """True if the function runs in a pool process."""
     grace: float = GRACE
     """Seconds that the function has to clean up when its process is stopped."""
+    on_success: SuccessHook | None = None
+    """Function to call with each completed job and its result."""
+    on_failure: FailureHook | None = None
+    """Function to call with each permanently failed job and its failure."""
+
+    @property
+    def has_hooks(self) -> bool:
+        """True if the task has functions to call when its jobs have ended."""
+        return self.on_success is not None or self.on_failure is not None
 
     @property
     def timeout(self) -> float | None:
@@ -137,6 +150,7 @@ class Defaults(Struct, frozen=True):
             throws=given.get("throws"),
         )
         said = {name: value for name, value in _of_job(given).items() if value is not None}
+        said.pop("on_failure", None)  # The hook, not the option of a child in a flow.
         if "dedup" in said:
             said["dedup"] = DedupRule(said["dedup"])
         return TaskSettings(
@@ -148,7 +162,18 @@ class Defaults(Struct, frozen=True):
             extra=extra,
             process=process,
             grace=seconds("grace", given.get("grace", self.grace)),
+            on_success=_hook("on_success", given.get("on_success")),
+            on_failure=_hook("on_failure", given.get("on_failure")),
         )
+
+
+H = TypeVar("H")
+
+
+def _hook(field: str, function: H) -> H:
+    if function is not None and not callable(function):
+        raise refusal(field, "be a function that takes the job and its result", function)
+    return function
 
 
 def defaults_of(
