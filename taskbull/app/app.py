@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 
 E = TypeVar("E", bound=events.Event)
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[[Any], object])
 
 
@@ -399,6 +400,27 @@ class App(TaskGroup):
             raise refusal("@app.on_enqueue", "be a plain function that takes the job", function)
         self.producer.hooks.append(function)
         return function
+
+    def register_type(
+        self, cls: type[T], encode: Callable[[T], object], decode: Callable[[Any], T]
+    ) -> None:
+        """Allow values of a class in arguments and results of tasks.
+
+        The class is registered for the whole process, and for its subclasses when they are stored.
+
+        Args:
+            cls: The class.
+            encode: Function that returns the JSON form of a value, such as a string or a dict.
+            decode: Function that returns the value for a JSON form. A `ValueError` means that the
+                argument is invalid.
+
+        Raises:
+            ConfigurationError: If the class already has a JSON form, or is registered differently.
+
+        Example:
+            >>> app.register_type(Money, str, Money.parse)
+        """
+        payload.register_type(cls, encode, decode)
 
     def load_tasks(self) -> None:
         """Import the modules named by `include`. Workers do this when they are created."""
