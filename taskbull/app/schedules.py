@@ -45,7 +45,7 @@ class Schedules:
                 f"{', '.join(missing)}: give each parameter a default, or use app.schedule(id, "
                 f"rule, {task.__name__}.job(…))"
             )
-        # Each run has an id of its own, so the task's deduplication does not apply.
+        # Each run has its own id, so the task's deduplication does not apply.
         job = NewJob(task.name, {}, replace(task.settings.options, dedup=None))
         return self.of_job(task.name, rule, JobSpec[Any](task.queue, job, task.calling))
 

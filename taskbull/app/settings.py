@@ -117,10 +117,10 @@ class Defaults(Struct, frozen=True):
     options: JobOptions
     policy: RetryPolicy
     process: bool = False
-    """Whether plain functions run in a pool process. An `async def` never does."""
+    """True if plain functions run in a pool process. An `async def` never does."""
     grace: float = GRACE
     tz: str | None = None
-    """Time zone of `Cron` rules that have none of their own."""
+    """Time zone of `Cron` rules without a time zone."""
 
     def with_task(self, name: str, given: TaskOptions, *, is_async: bool = False) -> TaskSettings:
         """Return the settings of a task.

@@ -50,7 +50,7 @@ def _is_lazy_text(value: object) -> bool:
 
 
 class CustomType(NamedTuple):
-    """How values of a registered class are stored as JSON."""
+    """Functions that convert values of a registered class to and from JSON."""
 
     encode: Callable[[Any], object]
     decode: Callable[[Any], Any]
@@ -102,7 +102,7 @@ _CONVERTED: Final[dict[type, Callable[[Any], object]]] = {
     msgspec.Raw: _decode_raw,  # Only `to_builtins` passes one.
     PurePath: str,
 }
-"""How to convert values of classes whose subclasses msgspec does not accept."""
+"""Conversions for classes whose subclasses msgspec does not accept."""
 
 _encoder = msgspec.json.Encoder(enc_hook=_encode_subclass)
 _encode = _encoder.encode

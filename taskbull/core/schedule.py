@@ -35,7 +35,7 @@ from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import ConfigurationError
 
 _DEFAULT_TZ: Final = "".join(("U", "T", "C"))
-"""The default of `Cron.tz`. A separate object, so that an explicit "UTC" can be told from it."""
+"""The default of `Cron.tz`. A separate object, to distinguish it from an explicit "UTC"."""
 
 
 class Cron(Struct, frozen=True):
@@ -210,7 +210,7 @@ Rule: TypeAlias = Cron | Every
 
 
 def in_zone(rule: Rule, tz: str) -> Rule:
-    """Return the rule in a time zone, unless it is an `Every` or has a zone of its own."""
+    """Return the rule in a time zone, unless it is an `Every` or sets a zone itself."""
     return replace(rule, tz=tz) if isinstance(rule, Cron) and rule.tz is _DEFAULT_TZ else rule
 
 

@@ -181,7 +181,7 @@ def _shown(value: object) -> str:
 
 
 class LogOptions(NamedTuple):
-    """How a program of taskbull logs, as given on its command line."""
+    """Logging options of a command."""
 
     level: str | None = None
     """Lowest level to log. None means INFO, or what the application has configured."""

@@ -27,7 +27,7 @@ AT_ONCE = 10
 """Number of hooks that run concurrently."""
 
 _MANY = 1000
-"""Number of queued hooks at which a warning is logged. It is repeated whenever they double."""
+"""Number of queued hooks that causes a warning, repeated each time it doubles."""
 
 Args: TypeAlias = tuple[Any, ...]
 

@@ -21,7 +21,7 @@ LIMIT = 60.0
 
 
 class Calls:
-    """What hooks were called with, from any thread."""
+    """The arguments of hook calls, from any thread."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
@@ -34,7 +34,7 @@ class Calls:
         self._queue.put(call)
 
     async def take(self, count: int) -> list[Any]:
-        """Return the next calls once there are so many."""
+        """Wait for the next calls and return them."""
         get = partial(self._queue.get, timeout=LIMIT)
         return [await anyio.to_thread.run_sync(get) for _ in range(count)]
 
