@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskbull.app.app import App, load_app
 from taskbull.app.group import TaskGroup
+from taskbull.app.producer import JobSpec
 from taskbull.app.signature import from_lifespan
 from taskbull.app.task import Task, chain, from_child, from_children
 from taskbull.core.backoff import Backoff
@@ -80,6 +81,7 @@ __all__ = [
     "JobFailed",
     "JobHandle",
     "JobNotFound",
+    "JobSpec",
     "JobState",
     "Keep",
     "Limiter",

@@ -269,6 +269,10 @@ class BlockingCallWarning(RuntimeWarning):
     """A blocking Redis call was made in an event loop, which cannot run until it returns."""
 
 
+class UnannotatedWarning(UserWarning):
+    """A task gets an argument as another type, because its parameter has no annotation."""
+
+
 class Steering(Exception):
     """Base class of exceptions that a task raises to control its job."""
 

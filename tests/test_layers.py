@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).parent.parent / "taskbull"
 
 _BASIS = frozenset({"__future__", "collections", "datetime", "enum", "functools", "typing"})
 _PURE = _BASIS | {"bisect", "calendar", "contextlib", "dataclasses", "difflib", "errno", "inspect"}
-_PURE |= {"itertools", "json", "math", "re", "traceback", "types", "warnings", "zoneinfo"}
+_PURE |= {"itertools", "json", "math", "re", "string", "traceback", "types", "warnings", "zoneinfo"}
 _ANY = frozenset(sys.stdlib_module_names)
 
 
@@ -84,6 +84,7 @@ LATE: dict[str, str] = {
     "taskbull.app.pool.plan": "who only enqueues needs no worker",
     "taskbull.app.run": "only a program that is a worker needs it",
     "taskbull.core.declared_schedule": "who has no schedule needs no cron and no time zones",
+    "taskbull.core.schedule": "who has no schedule needs no cron and no time zones",
     "taskbull.dashboard.access": "other commands do not wait for it",
     "taskbull.dashboard.asgi": "other commands do not wait for it",
     "taskbull.dashboard.serving": "uvicorn is optional",

@@ -25,6 +25,7 @@ EXPORTED = [
     "JobCancelled",
     "JobExpired",
     "JobFailed",
+    "JobSpec",
     "JobHandle",
     "JobNotFound",
     "JobState",

@@ -5,22 +5,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from taskbull.app.batch import is_batch
 from taskbull.app.discovery import find_attribute, import_modules, import_package
 from taskbull.app.group import Registry, Resources, TaskGroup
 from taskbull.app.pool.source import AppSource, check_not_importing, source_of
-from taskbull.app.producer import JobSpec, Producer
-from taskbull.app.settings import QueueRules, Queues
+from taskbull.app.producer import EnqueueHook, JobSpec, Producer
+from taskbull.app.producer import inherit_headers as _inherit_headers
+from taskbull.app.settings import GroupOptions, QueueRules, Queues
 from taskbull.core import events, payload
 from taskbull.core.celery import WORKER
 from taskbull.core.failure import Classifier
 from taskbull.core.job import Job
-from taskbull.core.keys import PREFIX
+from taskbull.core.keys import PREFIX, read_ref
 from taskbull.core.options import (
-    AppKeywords,
     QueueKeywords,
     QueueOptions,
     WorkerKeywords,
@@ -29,6 +30,7 @@ from taskbull.core.options import (
 from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
 from taskbull.core.validation import (
     Duration,
+    check_bool,
     check_choice,
     check_keywords,
     check_text,
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 
 
 E = TypeVar("E", bound=events.Event)
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[[Any], object])
 
 
 class WorkerFactory:
@@ -73,12 +77,12 @@ class WorkerFactory:
         self._policy = policy
         self._dispatch: Dispatch | None = None
         self.rules = QueueRules()
-        self._listeners: list[tuple[type[events.Event], events.Listener[Any]]] = []
+        self._listeners: list[tuple[type[events.Event], events.Listener[Any], bool]] = []
 
-    def tell(self, kind: type[E], listener: events.Listener[E]) -> None:
+    def tell(self, kind: type[E], listener: events.Listener[E], *, thread: bool) -> None:
         """Register a listener for an event type on all workers built from now on."""
-        events.check_listener(kind, listener)
-        self._listeners.append((kind, listener))
+        events.check_listener(kind, listener, thread=thread)
+        self._listeners.append((kind, listener, thread))
 
     @property
     def dispatch(self) -> Dispatch:
@@ -137,8 +141,10 @@ class WorkerFactory:
             pool=pool,
         )
         self._check_slots(worker.concurrency)
-        for kind, listener in self._listeners:
-            worker.on(kind, listener)
+        for kind, listener, thread in self._listeners:
+            worker.on(kind, listener, thread=thread)
+        if any(task.settings.has_hooks for task in self._registry.tasks.values()):
+            worker.run_hooks_of(self._registry.tasks)
         return worker
 
     def _check_slots(self, concurrency: Mapping[str, int]) -> None:
@@ -185,8 +191,10 @@ class App(TaskGroup):
         enqueue_timeout: Seconds without progress before adding jobs raises `EnqueueError`.
         call_timeout: Time limit in seconds for all other calls of queues and handles. None disables
             it.
-        **options: Default job options of all tasks: `backoff`, `error_backoffs`, `keep_completed`,
-            `keep_failed` and `timeout`.
+        inherit_headers: Whether jobs that a job adds get its headers, unless they set their own.
+        **options: Defaults for all tasks, as in `@app.task`: `backoff`, `error_backoffs`,
+            `retry_on`, `fail_on`, `throws`, `timeout`, `expires`, `process`, `grace`, `dedup`,
+            `keep_completed` and `keep_failed`; and `tz`, the time zone of `Cron` rules without one.
 
     Raises:
         ConfigurationError: If an option or the Redis address is invalid.
@@ -215,7 +223,8 @@ class App(TaskGroup):
         hash_tag: bool | None = None,
         enqueue_timeout: Duration | None = ENQUEUE_TIMEOUT,
         call_timeout: Duration | None = CALL_TIMEOUT,
-        **options: Unpack[AppKeywords],
+        inherit_headers: bool = False,
+        **options: Unpack[GroupOptions],
     ) -> None:
         super().__init__(
             name,
@@ -234,6 +243,9 @@ class App(TaskGroup):
             self.check_data,
         )
         producer.client(queue)  # Rejects an invalid queue name.
+        check_bool("inherit_headers", inherit_headers)
+        if inherit_headers:
+            producer.hooks.append(_inherit_headers)
         self._move(producer)
         self._factory = WorkerFactory(self.registry, self._defaults.policy, self._source)
         self.target: str | None = None
@@ -248,7 +260,7 @@ class App(TaskGroup):
     @property
     def declared_schedules(self) -> DeclaredSchedules:
         """The schedules that this app and its included groups declare."""
-        return self.timetable.declared()
+        return self.timetable.declared(self.producer.prepared_job)
 
     def enqueue(
         self, jobs: Iterable[JobSpec[R]], *, progress: Progress | None = None
@@ -285,16 +297,29 @@ class App(TaskGroup):
         """
         return await self.producer.aenqueue(jobs, progress)
 
-    def job(self, queue: str, job_id: str) -> JobHandle[Any]:
+    @overload
+    def job(self, ref: str, /) -> JobHandle[Any]: ...
+    @overload
+    def job(self, queue: str, job_id: str) -> JobHandle[Any]: ...
+    def job(self, queue: str, job_id: str | None = None) -> JobHandle[Any]:
         """Return a handle for an existing job, without a call to Redis.
 
         The job may have been added by another program. The handle does not check that the job
         exists.
 
         Args:
-            queue: Name of the job's queue.
+            queue: Name of the job's queue. If it is the only argument, the job's `ref`.
             job_id: The job's id.
+
+        Raises:
+            ConfigurationError: If the only argument is not a `ref`.
+
+        Example:
+            >>> ref = greet.delay("Ann").ref
+            >>> app.job(ref).result(timeout=10)
         """
+        if job_id is None:
+            queue, job_id = read_ref(queue)
         client = self.producer.client(queue)
         return JobHandle(queue, check_text("job_id", job_id), "", False, client, payload.decode)
 
@@ -330,23 +355,71 @@ class App(TaskGroup):
         """Close idle connections of sync code. New ones are opened when needed."""
         self.producer.stores.close()
 
-    def on(self, kind: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]:
+    def on(self, kind: type[E], *, thread: bool = False) -> Callable[[F], F]:
         """Register a function to call for each event of a type in this app's workers.
+
+        A plain function is called in the event loop and must not block. An `async def` is awaited
+        beside the jobs. An exception is logged and changes nothing. A worker that stops waits
+        `shutdown_timeout` for functions that have not finished. If it crashes, they are lost.
 
         Args:
             kind: A class of `taskbull.events`. `Event` selects all events.
+            thread: Call a plain function in a thread, where it may block, for example to use a
+                database.
 
         Example:
-            >>> @app.on(events.Failed)
+            >>> @app.on(events.Failed, thread=True)
             ... def report(event: events.Failed) -> None:
-            ...     print(event.job.id, event.failure)
+            ...     Failure.objects.create(job=event.job.id, reason=event.failure.reason)
         """
 
-        def register(listener: Callable[[E], None]) -> Callable[[E], None]:
-            self._factory.tell(kind, listener)
+        def register(listener: F) -> F:
+            self._factory.tell(kind, listener, thread=thread)
             return listener
 
         return register
+
+    def on_enqueue(self, function: EnqueueHook) -> EnqueueHook:
+        """Register a function that sees each job before it is added.
+
+        It is called for single jobs, bulks, flows with all their children, and the jobs of declared
+        schedules. If it raises, nothing is sent. Several functions are called in order.
+
+        Args:
+            function: Function that takes the `JobSpec`. It returns another one, such as
+                `spec.with_options(…)`, or None to leave the job as it is.
+
+        Example:
+            >>> @app.on_enqueue
+            ... def add_tenant(spec: JobSpec) -> JobSpec:
+            ...     return spec.with_options(headers={**spec.headers, "tenant": tenant.get()})
+        """
+        given: object = function
+        if not callable(given) or inspect.iscoroutinefunction(given):
+            raise refusal("@app.on_enqueue", "be a plain function that takes the job", function)
+        self.producer.hooks.append(function)
+        return function
+
+    def register_type(
+        self, cls: type[T], encode: Callable[[T], object], decode: Callable[[Any], T]
+    ) -> None:
+        """Allow values of a class in arguments and results of tasks.
+
+        The class is registered for the whole process, and for its subclasses when they are stored.
+
+        Args:
+            cls: The class.
+            encode: Function that returns the JSON form of a value, such as a string or a dict.
+            decode: Function that returns the value for a JSON form. A `ValueError` means that the
+                argument is invalid.
+
+        Raises:
+            ConfigurationError: If the class already has a JSON form, or is registered differently.
+
+        Example:
+            >>> app.register_type(Money, str, Money.parse)
+        """
+        payload.register_type(cls, encode, decode)
 
     def load_tasks(self) -> None:
         """Import the modules named by `include`. Workers do this when they are created."""

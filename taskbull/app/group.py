@@ -16,16 +16,15 @@ from taskbull.app.batch import BatchDecorator, BatchSettings, batch_settings, ma
 from taskbull.app.middleware import JobMiddleware, Layers, PlainJobMiddleware
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.schedules import Schedules
-from taskbull.app.settings import Defaults, TaskOptions
+from taskbull.app.settings import GroupOptions, TaskOptions, defaults_of
 from taskbull.app.signature import check_function
-from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
+from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, check_dedup, make_task
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.celery import APP, no_attribute
 from taskbull.core.failure import Classifier
 from taskbull.core.job import Site
 from taskbull.core.keys import NAME_LIMIT, check_queue_name
-from taskbull.core.options import ATTEMPTS, AppKeywords, JobOptions
-from taskbull.core.retry import RetryPolicy, UnknownErrors
+from taskbull.core.retry import UnknownErrors
 from taskbull.core.validation import (
     Duration,
     check_bool,
@@ -243,7 +242,7 @@ class TaskGroup:
         attempts: Default number of attempts. See `App`.
         classify: Function that returns the category of an error, or None for the default.
         unknown_errors: How to handle errors without a category: "retry" or "fail".
-        **options: Default job options of the group's tasks. See `App`.
+        **options: Defaults for the group's tasks. See `App`.
 
     Raises:
         ConfigurationError: If an option is invalid.
@@ -266,24 +265,16 @@ class TaskGroup:
         attempts: int | None = None,
         classify: Classifier | None = None,
         unknown_errors: UnknownErrors = "retry",
-        **options: Unpack[AppKeywords],
+        **options: Unpack[GroupOptions],
     ) -> None:
         kind = type(self)
         for option in options:
-            if option not in AppKeywords.__annotations__:
-                known = [*(kind.__init__.__kwdefaults__ or {}), *AppKeywords.__annotations__]
+            if option not in GroupOptions.__annotations__:
+                known = [*(kind.__init__.__kwdefaults__ or {}), *GroupOptions.__annotations__]
                 raise unknown_setting(kind.__name__, option, known)
         self.name = check_text(f"{self._kind} name", name, most=NAME_LIMIT)
-        jobs = JobOptions(attempts=ATTEMPTS if attempts is None else attempts, **options)
-        policy = RetryPolicy(
-            attempts=attempts,
-            backoff=jobs.backoff,
-            error_backoffs=jobs.error_backoffs,
-            classify=classify,
-            unknown_errors=unknown_errors,
-        )
         check_queue_name(queue)
-        self._defaults = Defaults(queue, jobs, policy)
+        self._defaults = defaults_of(queue, attempts, classify, unknown_errors, options)
         self.registry = Registry(str(self))
         self.timetable = Schedules(name)
         self.included: list[TaskGroup] = []
@@ -363,7 +354,13 @@ class TaskGroup:
           another core, and it is stopped on timeout or cancellation.
         - `grace`: seconds that a stopped process has to clean up before it is killed.
         - `extra`: how to handle fields that match no parameter: "error" (default) or "ignore".
+        - `retry_on`, `fail_on`: the only errors to retry, and errors that are never retried.
+        - `throws`: expected errors, which are logged at INFO without a stack trace.
         - `classify`: function that returns the category of an error.
+        - `on_success`, `on_failure`: function called with the `Job` and its result or `Failure`
+          after the job has ended. A plain function runs in a thread and may block.
+        - `dedup`: key that makes jobs unique: a format string over the arguments, such as
+          `"report-{user_id}"`, a `Dedup` with such a key, or a function of the arguments.
         - `circuit_breaker`: `CircuitBreaker` for the task's queue.
 
         Raises:
@@ -425,19 +422,31 @@ class TaskGroup:
     ) -> Task[..., Any]:
         name = given.get("name")
         check_function(function, name, process=given.get("process", False))
-        settings = self._defaults.with_task(function.__name__ if name is None else name, given)
+        settings = self._defaults.with_task(
+            function.__name__ if name is None else name,
+            given,
+            is_async=inspect.iscoroutinefunction(function),
+        )
         self._check_queue(settings.queue)
         task: Task[..., Any] = (
             make_task(function, settings, self)
             if batch is None
             else make_batch_task(function, settings, self, batch)
         )
+        check_dedup(settings, task.calling.binder)
         rule = given.get("schedule")
-        schedule = None if rule is None else self.timetable.of_task(task, rule)
+        schedule = None if rule is None else self.timetable.of_task(task, self._in_zone(rule))
         self.registry.add(task)
         if schedule is not None:
             self.timetable.add(schedule)
         return task
+
+    def _in_zone(self, rule: Rule) -> Rule:
+        if self._defaults.tz is None:
+            return rule
+        from taskbull.core.schedule import in_zone  # noqa: PLC0415 - only apps with schedules
+
+        return in_zone(rule, self._defaults.tz)
 
     def _check_queue(self, queue: str) -> None:
         check_queue_name(queue)
@@ -461,7 +470,7 @@ class TaskGroup:
         Example:
             >>> app.schedule("nightly", Cron("0 3 * * *"), report.job("sales"))
         """
-        self.timetable.add(self.timetable.of_job(id, rule, job))
+        self.timetable.add(self.timetable.of_job(id, self._in_zone(rule), job))
 
     @overload
     def lifespan(self, function: L, /) -> L: ...

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, Unpack, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.core.flow import Branch, Children, Need, branches_of
+from taskbull.app.settings import CallOptions, with_call
+from taskbull.core import payload
+from taskbull.core.flow import Branch, Children, Growing, Need, branches_of
 from taskbull.core.job import Job, NewJob, Ticket
+from taskbull.core.keys import check_queue_name
+from taskbull.core.middleware import current
 from taskbull.core.options import JobOptions
-from taskbull.core.validation import check_type, refusal
+from taskbull.core.validation import check_keywords, check_type, refusal
+from taskbull.errors import ConfigurationError
 from taskbull.queue.add import Adder
 from taskbull.queue.add_bulk import Bulk, Entry, Flow, Progress, add_at_once, check_bulk
 from taskbull.queue.handle import DataCheck, JobHandle, QueueClient, ReadResult
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
 Q = TypeVar("Q", bound="AnyQueue")
 S = TypeVar("S", bound="AnyServer")
+J = TypeVar("J", bound=NewJob)
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -52,6 +58,8 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
     calling: Calling
     children: tuple[Children, ...] = ()
     """Jobs that this job waits for."""
+    is_prepared: bool = False
+    """True if the functions of `@app.on_enqueue` have seen the job."""
 
     def __repr__(self) -> str:
         return f"<JobSpec {self.name}({', '.join(self.data)}) in {self.queue}>"
@@ -73,14 +81,36 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
         return self.job.options
 
     @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the job."""
+        return dict(self.job.options.headers or {})
+
+    def with_options(self, **options: Unpack[CallOptions]) -> JobSpec[R_co]:
+        """Return the job with other options, which replace those that it has.
+
+        Raises:
+            ConfigurationError: If an option is unknown or invalid.
+
+        Example:
+            >>> spec.with_options(headers={**spec.headers, "tenant": "acme"})
+        """
+        check_keywords("JobSpec.with_options()", options, CallOptions)
+        queue = options.get("queue", self.queue)
+        check_queue_name(queue)
+        job = replace(self.job, options=with_call(self.job.options, options))
+        return replace(self, queue=queue, job=job)
+
+    @property
     def read(self) -> ReadResult:
         """The decoder for the job's result."""
         return self.calling.read
 
     def branch(self) -> Branch:
         """Return the job and everything below it as a part of a flow."""
-        keys = self.calling.producer.client(self.queue).keys
-        return Branch(keys, self.job, branches_of(self.children), self.missing)
+        producer = self.calling.producer
+        spec = self if self.is_prepared else producer.prepared(self)
+        keys = producer.client(spec.queue).keys
+        return Branch(keys, spec.job, branches_of(spec.children), spec.missing)
 
     @property
     def missing(self) -> list[Need]:
@@ -92,6 +122,10 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
         """Return the job with additional children to wait for."""
         return replace(self, children=(*self.children, children))
 
+    def prepared(self) -> JobSpec[R_co]:
+        """Return the job and its children as the app's `on_enqueue` functions leave them."""
+        return self.calling.producer.prepared(self)
+
     def with_ticket(self, ticket: Ticket) -> JobSpec[R_co]:
         """Return the job with a ticket, which makes sending it again idempotent."""
         return replace(self, job=self.job.with_ticket(ticket))
@@ -102,6 +136,27 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
 
 
 Enqueue: TypeAlias = Callable[[Sequence[JobSpec[Any]]], list[JobHandle[Any]]]
+
+
+EnqueueHook: TypeAlias = Callable[[JobSpec[Any]], JobSpec[Any] | None]
+"""Function that sees each job before it is added, and may return another one."""
+
+
+class ByName:
+    """A task that is only known by name, for jobs made by a schedule or a queue."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self.read: ReadResult = payload.decode
+        self.needs: Sequence[Need] = ()
+
+
+def inherit_headers(spec: JobSpec[Any]) -> JobSpec[Any] | None:
+    """Add the headers of the running job, unless the new job sets them itself."""
+    running = current.get(None)
+    if running is None or not running.headers:
+        return None
+    return spec.with_options(headers={**running.headers, **spec.headers})
 
 
 class Producer:
@@ -126,6 +181,50 @@ class Producer:
         self._queues: dict[str, Queue] = {}
         self._sync_queues: dict[str, SyncQueue] = {}
         self._elsewhere: Enqueue | None = None
+        self.hooks: list[EnqueueHook] = []
+        """Functions that see each job before it is added."""
+
+    def prepared(self, spec: JobSpec[Any]) -> JobSpec[Any]:
+        """Return a job and its children as the hooks leave them.
+
+        A job that is sent again is left alone: it has to be the same as the first time.
+
+        Raises:
+            ConfigurationError: If a hook returns something else than a job.
+        """
+        if spec.is_prepared or not self.hooks or spec.job.ticket is not None:
+            return spec
+        for hook in self.hooks:
+            changed = hook(spec)
+            if changed is None:
+                continue
+            if not isinstance(changed, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise refusal("the result of an on_enqueue function", "be a JobSpec", changed)
+            spec = changed
+        children = tuple(
+            replace(group, jobs=tuple(self._prepared_child(job) for job in group.jobs))
+            for group in spec.children
+        )
+        return replace(spec, children=children, is_prepared=True)
+
+    def prepared_job(self, queue: str, job: J) -> J:
+        """Return a job that is made by a queue, as the hooks leave it.
+
+        Raises:
+            ConfigurationError: If a hook moves it to another queue.
+        """
+        if not self.hooks or job.ticket is not None:
+            return job
+        spec = self.prepared(JobSpec(queue, job, ByName(self)))
+        if spec.queue != queue:
+            raise ConfigurationError(
+                f"An on_enqueue function moved job {job.name!r} from queue {queue!r} to "
+                f"{spec.queue!r}: only jobs made by task.job(…) or task.delay(…) can be moved"
+            )
+        return cast("J", spec.job)
+
+    def _prepared_child(self, job: Growing) -> Growing:
+        return self.prepared(job) if isinstance(job, JobSpec) else job.prepared()
 
     @contextmanager
     def diverted(self, elsewhere: Enqueue) -> Generator[None]:
@@ -159,7 +258,12 @@ class Producer:
             check_type("queue name", queue, str, "be a string")
             keys = self.namespace.keys(queue)
             client = QueueClient(
-                keys, self.stores, Adder(keys), self._call_timeout, check=self._check
+                keys,
+                self.stores,
+                Adder(keys),
+                self._call_timeout,
+                check=self._check,
+                prepare=self.prepared_job,
             )
             self._clients[queue] = client
         return client
@@ -195,6 +299,8 @@ class Producer:
 
     def add(self, spec: JobSpec[Any]) -> JobHandle[Any]:
         """Add one job."""
+        if self.hooks:
+            spec = self.prepared(spec)
         if self._elsewhere is not None:
             return self._elsewhere([spec])[0]
         if spec.children or spec.calling.needs:
@@ -203,6 +309,8 @@ class Producer:
 
     def aadd(self, spec: JobSpec[Any]) -> Awaitable[JobHandle[Any]]:
         """Add one job, in one call with jobs from other tasks of the event loop."""
+        if self.hooks:
+            spec = self.prepared(spec)
         if self._elsewhere is not None or spec.children or spec.calling.needs:
             return self._aadd_by_itself(spec)
         entry = self._alone(spec)
@@ -236,7 +344,7 @@ class Producer:
         self, elsewhere: Enqueue, specs: Iterable[JobSpec[Any]], progress: Progress | None
     ) -> list[JobHandle[Any]]:
         check_bulk(specs, progress)
-        handles = elsewhere([self._checked(*each) for each in enumerate(specs)])
+        handles = elsewhere([self.prepared(self._checked(*each)) for each in enumerate(specs)])
         if progress is not None:
             progress(len(handles))
         return handles
@@ -249,6 +357,8 @@ class Producer:
     def _entry(self, place: int, spec: JobSpec[Any]) -> Entry:
         if spec.__class__ is not JobSpec:
             self._checked(place, spec)
+        if self.hooks:
+            spec = self.prepared(spec)
         entry = self._alone(spec)
         if not spec.children and not spec.calling.needs:
             return entry

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import Task
 from taskbull.core.flow import check_single
 from taskbull.core.job import NewJob
 from taskbull.core.validation import refusal
 from taskbull.errors import ConfigurationError
+from taskbull.queue.handle import Prepare
 
 if TYPE_CHECKING:
     from taskbull.core.declared_schedule import DeclaredSchedule, DeclaredSchedules
@@ -42,7 +45,8 @@ class Schedules:
                 f"{', '.join(map(repr, missing))}: add defaults, or use app.schedule(id, rule, "
                 f"{task.__name__}.job(…))"
             )
-        job = NewJob(task.name, {}, task.settings.options)
+        # Each run has its own id, so the task's deduplication does not apply.
+        job = NewJob(task.name, {}, replace(task.settings.options, dedup=None))
         return self.of_job(task.name, rule, JobSpec[Any](task.queue, job, task.calling))
 
     def of_job(self, schedule_id: str, rule: Rule, spec: JobSpec[Any]) -> DeclaredSchedule:
@@ -93,11 +97,14 @@ class Schedules:
         """Return all schedules."""
         return [one for known in self._by_queue.values() for one in known.values()]
 
-    def declared(self) -> DeclaredSchedules:
-        """Return all schedules by queue."""
+    def declared(self, prepare: Prepare) -> DeclaredSchedules:
+        """Return all schedules by queue, with their jobs as `prepare` leaves them."""
         from taskbull.core.declared_schedule import DeclaredSchedules  # noqa: PLC0415 - see above
 
-        by_queue = {queue: list(known.values()) for queue, known in self._by_queue.items()}
+        by_queue = {
+            queue: [replace(one, job=prepare(queue, one.job)) for one in known.values()]
+            for queue, known in self._by_queue.items()
+        }
         return DeclaredSchedules(self._owner, by_queue)
 
 

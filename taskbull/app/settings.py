@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct, structs
 from msgspec.structs import asdict, replace
@@ -11,23 +11,29 @@ from msgspec.structs import asdict, replace
 from taskbull.app.signature import Extra
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.events import FailureHook, SuccessHook
 from taskbull.core.failure import Classifier
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import (
+    ATTEMPTS,
     NO_RULES,
+    AppKeywords,
     CallKeywords,
+    DedupKey,
+    DedupRule,
     JobOptions,
     QueueOptions,
     TaskKeywords,
     check_concurrency,
 )
-from taskbull.core.retry import RetryPolicy
+from taskbull.core.retry import RetryKeywords, RetryPolicy, UnknownErrors
 from taskbull.core.validation import (
     Duration,
     check_bool,
     check_choice,
     check_text,
     check_type,
+    refusal,
     seconds,
 )
 from taskbull.errors import ConfigurationError
@@ -43,7 +49,7 @@ GRACE: Final = 5.0
 """Seconds that a function in a pool process has to clean up when it is stopped."""
 
 
-class TaskOptions(TaskKeywords, total=False):
+class TaskOptions(RetryKeywords, TaskKeywords, total=False):
     """Options of `@app.task`. An option that is missing or None uses the app's value."""
 
     name: str | None
@@ -55,6 +61,18 @@ class TaskOptions(TaskKeywords, total=False):
     schedule: Rule | None
     process: bool
     grace: Duration
+    dedup: DedupKey | None
+    on_success: SuccessHook | None
+    on_failure: FailureHook | None
+
+
+class GroupOptions(RetryKeywords, AppKeywords, total=False):
+    """Defaults that apps and groups accept for all their tasks."""
+
+    process: bool
+    grace: Duration
+    dedup: DedupKey | None
+    tz: str
 
 
 class CallOptions(CallKeywords, total=False):
@@ -76,6 +94,15 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
     """True if the function runs in a pool process."""
     grace: float = GRACE
     """Seconds that the function has to clean up when its process is stopped."""
+    on_success: SuccessHook | None = None
+    """Function to call with each completed job and its result."""
+    on_failure: FailureHook | None = None
+    """Function to call with each permanently failed job and its failure."""
+
+    @property
+    def has_hooks(self) -> bool:
+        """True if the task has functions to call when its jobs have ended."""
+        return self.on_success is not None or self.on_failure is not None
 
     @property
     def timeout(self) -> float | None:
@@ -84,13 +111,18 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
 
 
 class Defaults(Struct, frozen=True):
-    """Defaults of an app for all its tasks."""
+    """Defaults of an app or group for all its tasks."""
 
     queue: str
     options: JobOptions
     policy: RetryPolicy
+    process: bool = False
+    """True if plain functions run in a pool process. An `async def` never does."""
+    grace: float = GRACE
+    tz: str | None = None
+    """Time zone of `Cron` rules without a time zone."""
 
-    def with_task(self, name: str, given: TaskOptions) -> TaskSettings:
+    def with_task(self, name: str, given: TaskOptions, *, is_async: bool = False) -> TaskSettings:
         """Return the settings of a task.
 
         Raises:
@@ -102,7 +134,7 @@ class Defaults(Struct, frozen=True):
             check_type("circuit_breaker", breaker, CircuitBreaker, "be a CircuitBreaker")
         extra = given.get("extra", "error")
         check_choice("extra", extra, ("error", "ignore"))
-        process = given.get("process", False)
+        process = given.get("process", self.process and not is_async)
         check_bool("process", process)
         if "grace" in given and not process:
             raise ConfigurationError(
@@ -113,8 +145,14 @@ class Defaults(Struct, frozen=True):
             backoff=given.get("backoff"),
             error_backoffs=given.get("error_backoffs"),
             classify=given.get("classify"),
+            retry_on=given.get("retry_on"),
+            fail_on=given.get("fail_on"),
+            throws=given.get("throws"),
         )
         said = {name: value for name, value in _of_job(given).items() if value is not None}
+        said.pop("on_failure", None)  # The hook, not the option of a child in a flow.
+        if "dedup" in said:
+            said["dedup"] = DedupRule(said["dedup"])
         return TaskSettings(
             name=check_text("task name", name, most=NAME_LIMIT),
             queue=self.queue if queue is None else queue,
@@ -123,8 +161,59 @@ class Defaults(Struct, frozen=True):
             circuit_breaker=breaker,
             extra=extra,
             process=process,
-            grace=seconds("grace", given.get("grace", GRACE)),
+            grace=seconds("grace", given.get("grace", self.grace)),
+            on_success=_hook("on_success", given.get("on_success")),
+            on_failure=_hook("on_failure", given.get("on_failure")),
         )
+
+
+H = TypeVar("H")
+
+
+def _hook(field: str, function: H) -> H:
+    if function is not None and not callable(function):
+        raise refusal(field, "be a function that takes the job and its result", function)
+    return function
+
+
+def defaults_of(
+    queue: str,
+    attempts: int | None,
+    classify: Classifier | None,
+    unknown_errors: UnknownErrors,
+    given: GroupOptions,
+) -> Defaults:
+    """Return the defaults that an app or group was created with.
+
+    Raises:
+        ConfigurationError: If an option is invalid.
+    """
+    said = _of_job(given)
+    if said.get("dedup") is not None:
+        said["dedup"] = DedupRule(said["dedup"])
+    jobs = JobOptions(attempts=ATTEMPTS if attempts is None else attempts, **said)
+    process = given.get("process", False)
+    check_bool("process", process)
+    tz = given.get("tz")
+    if tz is not None:
+        check_text("tz", tz)  # Each `Cron` checks that the zone exists.
+    return Defaults(
+        queue,
+        jobs,
+        RetryPolicy(
+            attempts=attempts,
+            backoff=jobs.backoff,
+            error_backoffs=jobs.error_backoffs,
+            classify=classify,
+            unknown_errors=unknown_errors,
+            retry_on=given.get("retry_on"),
+            fail_on=given.get("fail_on"),
+            throws=given.get("throws"),
+        ),
+        process=process,
+        grace=seconds("grace", given.get("grace", GRACE)),
+        tz=tz,
+    )
 
 
 def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
@@ -142,7 +231,7 @@ def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
     return structs.replace(task, **said)
 
 
-def _of_job(given: TaskOptions | CallOptions) -> dict[str, Any]:
+def _of_job(given: TaskOptions | CallOptions | GroupOptions) -> dict[str, Any]:
     """Return only the options that a job stores."""
     fields = JobOptions.__struct_fields__
     return {name: value for name, value in given.items() if name in fields}

@@ -12,12 +12,15 @@ import inspect
 import json
 import re
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import cached_property
 from inspect import Parameter
 from itertools import takewhile
+from pathlib import Path, PosixPath, PurePath, WindowsPath
 from typing import (
     Annotated,
     Any,
@@ -41,7 +44,12 @@ from msgspec.structs import asdict
 
 from taskbull.core import payload
 from taskbull.core.validation import is_pydantic_model
-from taskbull.errors import ConfigurationError, InvalidArguments, SerializationError
+from taskbull.errors import (
+    ConfigurationError,
+    InvalidArguments,
+    SerializationError,
+    UnannotatedWarning,
+)
 
 # Converting JSON to values: msgspec's types, and pydantic models if they are used
 
@@ -73,7 +81,7 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
     """
     decode = msgspec.json.Decoder(kind, dec_hook=_construct).decode
     for custom in _custom_types(msgspec_types.type_info(kind), set()):
-        if not is_pydantic_model(custom) and not any(_is_a(each, custom) for each in _JSON):
+        if not _is_constructible(custom):
             raise TypeError(f"JSON has no form for {custom.__module__}.{custom.__qualname__}")
 
     def read(raw: bytes) -> Any:
@@ -89,6 +97,15 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
     return read
 
 
+def _is_constructible(kind: type) -> bool:
+    return (
+        is_pydantic_model(kind)
+        or issubclass(kind, PurePath)
+        or payload.registered_type(kind) is not None
+        or any(_is_a(each, kind) for each in _JSON)
+    )
+
+
 def _read_tolerantly(kind: Any, raw: bytes) -> Any:
     # Node writes some JSON that msgspec rejects, such as an escaped lone surrogate.
     try:
@@ -102,10 +119,14 @@ def _read_tolerantly(kind: Any, raw: bytes) -> Any:
 
 
 def _construct(kind: type, value: Any) -> Any:
-    """Return a value of a type unknown to msgspec: a model or an abstract class."""
+    """Return a value of a type unknown to msgspec: a model, a path or an abstract class."""
     kind = get_origin(kind) or kind
     if is_pydantic_model(kind):
         return _validate(kind, value)
+    if (known := payload.registered_type(kind)) is not None:
+        return known.decode(value)
+    if issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
     if isinstance(value, kind):
         return value
     raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
@@ -403,6 +424,11 @@ class Binder:
             self._explain(args, kwargs)
         return bound
 
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of the parameters that have one."""
+        return {name: p.default for name, p in self.parameters.items() if name not in self.required}
+
     def given_by_hand(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
         """Return the names of the arguments that a direct call passes."""
         try:
@@ -557,7 +583,12 @@ def result_reader(function: Callable[..., Any]) -> Callable[[bytes], Any]:
 
 
 def by_keyword(function: Callable[..., Any], binder: Binder) -> Callable[..., Any]:
-    """Return a form of the function that takes all its arguments by name."""
+    """Return a form of the function that takes all its arguments by name.
+
+    It returns a result that JSON can hold if the annotation promises a dict with integer keys.
+    """
+    if _returns_int_keys(function):
+        function = _with_text_keys(function)
     if not binder.positional_only:
         return function
     defaults = {name: binder.default_of(name) for name in binder.positional_only}
@@ -567,6 +598,24 @@ def by_keyword(function: Callable[..., Any], binder: Binder) -> Callable[..., An
         return function(*first, **arguments)
 
     return call
+
+
+def _returns_int_keys(function: Callable[..., Any]) -> bool:
+    try:
+        hint = get_type_hints(function, include_extras=True)["return"]
+        return _has_int_keys(msgspec_types.type_info(hint), set())
+    except Exception:  # noqa: BLE001 - user code: annotations may contain anything
+        return False
+
+
+def _with_text_keys(function: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            return payload.with_text_keys(await function(*args, **kwargs), "result")
+
+        return acall
+    return lambda *args, **kwargs: payload.with_text_keys(function(*args, **kwargs), "result")
 
 
 def _hints(task: str, function: Callable[..., Any]) -> dict[str, Any]:
@@ -646,6 +695,8 @@ class _Rule(Struct, frozen=True):
     plainly: frozenset[type]
     """Classes whose instances always fit. Subclasses do not count."""
     read: Callable[[bytes], Any]
+    has_int_keys: bool
+    """True if the type contains a dict with integer keys, which JSON stores as strings."""
 
 
 def argument_check(task: str, function: Callable[..., Any], binder: Binder) -> Check:
@@ -653,17 +704,43 @@ def argument_check(task: str, function: Callable[..., Any], binder: Binder) -> C
     rules = {name: rule for name in binder.parameters if (rule := _rule(function, name))}
     plain = {name: rule.plainly for name, rule in rules.items()}
     others = None if binder.catch_all is None else _rule(function, binder.catch_all.name)
+    bare = {name for name in binder.parameters if name not in function.__annotations__}
 
     def check(arguments: dict[str, Any]) -> None:
         for name, value in arguments.items():
             kinds = plain.get(name)
             if kinds is not None:
                 if value.__class__ not in kinds:
-                    _check(task, name, value, rules[name])
+                    arguments[name] = _check(task, name, value, rules[name])
+            elif name in bare:
+                if value.__class__ in _CHANGED and bare:
+                    bare.clear()  # Warn once per task.
+                    _warn_of_change(task, name, value)
             elif others is not None and name not in binder.parameters:
                 _check(task, name, value, others)
 
     return check
+
+
+_CHANGED: Final = frozenset(
+    {datetime, date, time, timedelta, UUID, Decimal, bytes, set, frozenset, PosixPath, WindowsPath}
+)
+"""Classes whose values a worker gets in another form if the parameter has no annotation."""
+
+_FRAMES = 6
+"""Frames between the caller of a task and the warning."""
+
+
+def _warn_of_change(task: str, name: str, value: object) -> None:
+    kind = type(value)
+    known = next((each for each in (Path,) if isinstance(value, each)), kind)
+    becomes = "list" if kind in {set, frozenset} else "str"
+    warnings.warn(
+        f"{task}(): argument {name!r} is a {known.__name__}, but the task gets a {becomes}, "
+        f"because the parameter has no annotation. Write {name}: {known.__name__}",
+        UnannotatedWarning,
+        stacklevel=_FRAMES,
+    )
 
 
 def _rule(function: Callable[..., Any], parameter: str) -> _Rule | None:
@@ -673,7 +750,26 @@ def _rule(function: Callable[..., Any], parameter: str) -> _Rule | None:
         read = converter(hint)
     except Exception:  # noqa: BLE001 - user code: annotations may contain anything
         return None
-    return None if hint in {Any, object} else _Rule(hint, _plainly(hint), read)
+    if hint in {Any, object}:
+        return None
+    return _Rule(hint, _plainly(hint), read, _has_int_keys(msgspec_types.type_info(hint), set()))
+
+
+def _has_int_keys(info: object, seen: set[int]) -> bool:
+    """Return True if a type contains a dict with integer keys. The type may be recursive."""
+    if id(info) in seen:
+        return False
+    seen.add(id(info))
+    if isinstance(info, msgspec_types.DictType) and isinstance(
+        info.key_type, msgspec_types.IntType
+    ):
+        return True
+    if isinstance(info, tuple):
+        return any(_has_int_keys(part, seen) for part in cast("tuple[object, ...]", info))
+    if isinstance(info, msgspec_types.Type | msgspec_types.Field):
+        assert isinstance(info, Struct)  # noqa: S101 - for the type checker
+        return any(_has_int_keys(getattr(info, one), seen) for one in info.__struct_fields__)
+    return False
 
 
 def _plainly(hint: Any) -> frozenset[type]:
@@ -692,18 +788,22 @@ def _plainly(hint: Any) -> frozenset[type]:
         return frozenset()
 
 
-def _check(task: str, name: str, value: Any, rule: _Rule) -> None:
+def _check(task: str, name: str, value: Any, rule: _Rule) -> Any:
+    """Return the value to store. Raise `InvalidArguments` if it does not match its annotation."""
+    if rule.has_int_keys:
+        value = payload.with_text_keys(value, f"data.{name}")
     if issubclass(type(value), _CONTAINERS) and len(value) > _LARGE:
-        return
+        return value
     try:
         raw = payload.encode(value, "data")
     except SerializationError:
-        return  # Raised later, when all arguments are encoded.
+        return value  # Raised later, when all arguments are encoded.
     try:
         rule.read(raw)
     except ConversionError as misfit:
         path = f"{name}.{misfit.path}".replace(".[", "[").rstrip(".")
         raise InvalidArguments(f"{task}(): argument '{path}' {misfit.problem}") from None
+    return value
 
 
 def _is_class(hint: Any) -> TypeGuard[type[Any]]:

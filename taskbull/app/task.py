@@ -33,7 +33,7 @@ from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.flow import Children, Growing, Need, Source, children_of
 from taskbull.core.job import NewJob, Site
 from taskbull.core.keys import check_queue_name
-from taskbull.core.options import JobOptions, OnFailure
+from taskbull.core.options import DedupRule, JobOptions, OnFailure, with_dedup_key
 from taskbull.core.validation import check_keywords, check_text, refusal
 from taskbull.errors import ConfigurationError, InvalidArguments
 from taskbull.observability.provider import current_tracer, in_this_span
@@ -244,6 +244,8 @@ class TaskCalling:
         """
         arguments = self.binder.bind(args, kwargs)
         self._check(arguments)
+        if options.dedup is not None:
+            options = with_dedup_key(options, arguments, self.binder.defaults)
         return JobSpec(queue, NewJob(self.name, arguments, options), self)
 
     def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -361,7 +363,7 @@ class Enqueueable(Generic[P, R]):
         Args:
             **options: Options that replace the task's: `queue`, `attempts`, `backoff`,
                 `error_backoffs`, `timeout`, `expires`, `priority`, `lifo`, `delay`, `eta`,
-                `job_id`, `dedup`, `on_failure`, `keep_completed` and `keep_failed`.
+                `job_id`, `dedup`, `headers`, `on_failure`, `keep_completed` and `keep_failed`.
 
         Raises:
             ConfigurationError: If an option is unknown or invalid.
@@ -561,6 +563,23 @@ class SyncTask(Task[P, R]):
         self.calling.check_given(args, kwargs)
         result: R = self.function(*args, **kwargs)
         return result
+
+
+def check_dedup(settings: TaskSettings, binder: Binder) -> None:
+    """Check that the task's deduplication key uses parameters of the function.
+
+    Raises:
+        ConfigurationError: If it names something else.
+    """
+    rule = cast("object", settings.options.dedup)
+    if not isinstance(rule, DedupRule):
+        return
+    for name in rule.names:
+        if name not in binder.parameters:
+            raise ConfigurationError(
+                f"dedup of task {settings.name!r} uses {name!r}, which is not one of its "
+                f"parameters ({', '.join(binder.parameters) or 'it has none'})"
+            )
 
 
 def make_task(function: Callable[..., Any], settings: TaskSettings, home: Home) -> Task[..., Any]:

@@ -231,7 +231,7 @@ def _supervise(flags: WorkerFlags, context: click.Context) -> int:
     if flags.process_pool is None and flags.processes > 1:
         words += ["--process-pool", str(pool_size(flags.processes))]
     program = [sys.executable, "-m", "taskbull", "worker", *words]
-    set_up_logging(flags.log_level, flags.log_format, "supervisor")
+    set_up_logging(flags.log_options, "supervisor")
     with gathered(flags.metrics_host, flags.metrics_port) as more:
         supervisor = Supervisor(
             lambda number: [*program, "--process", str(number), *more],
@@ -250,8 +250,8 @@ def _work(flags: WorkerFlags) -> int:
     if not flags.any_queue:
         check_known(list(queues), app)
     made = app.worker(queues or None, **flags.worker_options)
-    set_up_logging(flags.log_level, flags.log_format, made.id)
-    if flags.is_first and flags.log_format == "text":
+    set_up_logging(flags.log_options, made.id)
+    if flags.is_first and flags.log_format != "json":
         show_banner(app, made, flags.loop)
     share = Share(flags.max_jobs, flags.max_memory)
     recycling = Recycling(share, made) if share.limited else None

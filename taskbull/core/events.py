@@ -30,7 +30,7 @@ from taskbull.core.outcome import (
     SnoozeFor,
     Verdict,
 )
-from taskbull.core.validation import refusal
+from taskbull.core.validation import check_bool, refusal
 
 # The names that `taskbull.events` exports.
 __all__ = [
@@ -320,12 +320,22 @@ E = TypeVar("E", bound=Event)
 Listener: TypeAlias = Callable[[E], object]
 
 
-def check_listener(kind: object, listener: object) -> None:
-    """Raise `ConfigurationError` unless `kind` is an event class and `listener` a sync callable."""
+SuccessHook: TypeAlias = Callable[[Job, Any], object]
+"""Function, plain or async, that is called with a completed job and its result."""
+
+FailureHook: TypeAlias = Callable[[Job, Failure], object]
+"""Function, plain or async, that is called with a failed job and its failure."""
+
+
+def check_listener(kind: object, listener: object, *, thread: bool = False) -> None:
+    """Raise `ConfigurationError` unless the listener can be called with events of this class."""
     if not _is_event(kind):
         raise refusal("event", "be a class of taskbull.events", kind)
-    if not callable(listener) or inspect.iscoroutinefunction(listener):
-        raise refusal("listener", "be a plain function that takes the event", listener)
+    if not callable(listener):
+        raise refusal("listener", "be a function that takes the event", listener)
+    check_bool("thread", thread)
+    if thread and inspect.iscoroutinefunction(listener):
+        raise refusal("listener", "be a plain function to run in a thread", listener)
 
 
 def _is_event(kind: object) -> bool:

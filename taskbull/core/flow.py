@@ -61,6 +61,10 @@ class Growing(Protocol):
         """Return a copy of the job that also waits for these children."""
         ...
 
+    def prepared(self) -> Growing:
+        """Return the job and its children as the app's `on_enqueue` functions leave them."""
+        ...
+
 
 class Children(Struct, frozen=True):
     """A group of jobs that a parent waits for, with a common `on_failure`."""
@@ -157,7 +161,7 @@ def _check(branch: Branch) -> None:
     if job.options.dedup is not None:
         raise ConfigurationError(
             f"Job '{job.name}' of a flow cannot have a dedup key: if it were a duplicate, its "
-            "parent would wait forever. Use job_id instead"
+            f"parent would wait forever. Use job_id instead, or {job.name}.options(dedup=None)"
         )
     for need in branch.needs:
         found = sum(child.job.name == need.child for child, _ in branch.children)

@@ -148,6 +148,15 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
         return self._decode("data", self.raw_data)
 
     @cached_property
+    def headers(self) -> dict[str, str]:
+        """Headers of the job. Values that are not strings are returned as JSON."""
+        stored = self.options.headers or {}
+        return {
+            name: value if isinstance(value, str) else payload.encode(value, "headers").decode()
+            for name, value in stored.items()
+        }
+
+    @cached_property
     def progress(self) -> Any:
         """Last reported progress, or 0 if there was none."""
         return 0 if self.raw_progress is None else self._decode("progress", self.raw_progress)

@@ -51,6 +51,23 @@ _JOB_PARTS: Final = frozenset(
 )
 
 
+def job_ref(queue: str, job_id: str) -> str:
+    """Return a reference to a job: its queue and its id, such as `emails:42`."""
+    return f"{queue}:{job_id}"
+
+
+def read_ref(ref: object) -> tuple[str, str]:
+    """Return the queue and the id of a reference.
+
+    Raises:
+        ConfigurationError: If it is not one.
+    """
+    queue, _, job_id = check_text("job reference", ref).partition(":")
+    if not queue or not job_id:
+        raise refusal("job reference", "have the form 'queue:id', as in job.ref", ref)
+    return queue, job_id
+
+
 def check_queue_name(name: object) -> None:
     """Raise `ConfigurationError` unless `name` is a valid queue name."""
     text = check_text("queue name", name, most=NAME_LIMIT)

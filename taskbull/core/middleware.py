@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 
 class Running(Protocol):
-    """The attributes of the running job that log lines use."""
+    """The attributes of the running job that log lines and new jobs use."""
 
     @property
     def id(self) -> str: ...
@@ -20,6 +20,8 @@ class Running(Protocol):
     def attempt(self) -> int: ...
     @property
     def worker_id(self) -> str: ...
+    @property
+    def headers(self) -> dict[str, str]: ...
 
 
 current: ContextVar[Running] = ContextVar("taskbull_current_job")

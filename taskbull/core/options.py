@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict, Unpack, cast
+from string import Formatter
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Unpack, cast
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -148,6 +149,70 @@ class Dedup(Struct, frozen=True):
             raise ConfigurationError("dedup extend=True needs a ttl to extend")
 
 
+DedupKey: TypeAlias = str | Dedup | Callable[..., str | Dedup | None]
+"""Deduplication declared at a task: a format string over its arguments, such as
+`"report-{user_id}"`, a `Dedup` with such a key, or a function of the arguments. A function may
+return None for a job without a key."""
+
+
+class DedupRule(Struct, frozen=True):
+    """Deduplication that a task declares for all its jobs, before the arguments are known.
+
+    It takes the place of a `Dedup` in a task's options until a job is made.
+    """
+
+    key: DedupKey
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, str | Dedup) and not callable(self.key):
+            raise refusal("dedup", "be a key, a Dedup or a function of the arguments", self.key)
+        for name in self.names:
+            if not name.isidentifier():
+                raise refusal("dedup", "name parameters in its braces", self.key)
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters that the format string uses."""
+        key = self.key.key if isinstance(self.key, Dedup) else self.key
+        if not isinstance(key, str):
+            return []
+        try:
+            fields = [field for _, field, _, _ in Formatter().parse(key) if field is not None]
+        except ValueError as error:
+            raise refusal("dedup", f"be a valid format string ({error})", key) from None
+        return [re.split(r"[.\[]", field)[0] for field in fields]
+
+    def of(self, arguments: Mapping[str, Any]) -> Dedup | None:
+        """Return the deduplication of a job with these arguments.
+
+        Raises:
+            ConfigurationError: If the function returns something else than a key.
+        """
+        key = self.key
+        if isinstance(key, Dedup):
+            return replace(key, key=key.key.format_map(arguments))
+        if isinstance(key, str):
+            return Dedup(key.format_map(arguments))
+        made = key(**arguments)
+        return Dedup(made) if isinstance(made, str) else _made_dedup(made)
+
+
+def with_dedup_key(
+    options: JobOptions, arguments: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> JobOptions:
+    """Return the options with the deduplication key of a job with these arguments."""
+    rule = cast("object", options.dedup)
+    if not isinstance(rule, DedupRule):
+        return options
+    return replace(options, dedup=rule.of({**defaults, **arguments}))
+
+
+def _made_dedup(value: object) -> Dedup | None:
+    if value is not None:
+        check_type("the result of the dedup function", value, Dedup, "be a key, a Dedup or None")
+    return cast("Dedup | None", value)
+
+
 class AppKeywords(TypedDict, total=False):
     """Job options accepted by apps, tasks, calls and `queue.add`."""
 
@@ -156,12 +221,12 @@ class AppKeywords(TypedDict, total=False):
     keep_completed: Keep | None
     keep_failed: Keep | None
     timeout: Duration | None
+    expires: Duration | datetime | None
 
 
 class TaskKeywords(AppKeywords, total=False):
     """Job options accepted by tasks, calls and `queue.add`."""
 
-    expires: Duration | datetime | None
     priority: int
     lifo: bool
 
@@ -179,6 +244,7 @@ class CallKeywords(TaskKeywords, total=False):
     job_id: str | None
     dedup: Dedup | str | None
     on_failure: OnFailure | None
+    headers: Mapping[str, str] | None
 
 
 class JobKeywords(CallKeywords, total=False):
@@ -219,6 +285,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Deduplication rule. A string is taken as its key."""
     on_failure: OnFailure | None = None
     """Effect on the parent if this child of a flow fails. `None` uses the parent's setting."""
+    headers: Mapping[str, str] | None = None
+    """Metadata of the job, such as a request id. Not part of its arguments."""
     keep_completed: Keep | None = DEFAULT_KEEP_COMPLETED
     """Retention rule for completed jobs."""
     keep_failed: Keep | None = DEFAULT_KEEP_FAILED
@@ -253,6 +321,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             force_setattr(self, "dedup", _read_dedup(self.dedup))
         if self.on_failure is not None:
             check_choice("on_failure", self.on_failure, ON_FAILURE)
+        if self.headers is not None:
+            force_setattr(self, "headers", _read_headers(self.headers))
         _check_keep("keep_completed", self.keep_completed)
         _check_keep("keep_failed", self.keep_failed)
         if self.keep_logs is not None:
@@ -337,8 +407,28 @@ def _is_exception_class(value: object) -> bool:
 def _read_dedup(value: object) -> object:
     if isinstance(value, str):
         return Dedup(value)
-    check_type("dedup", value, Dedup, "be a Dedup or its key")
+    check_type("dedup", value, (Dedup, DedupRule), "be a Dedup or its key")
     return value
+
+
+_HEADERS_LIMIT = 64
+_HEADER_LIMIT = 4096
+
+
+def _read_headers(value: object) -> Mapping[str, str] | None:
+    """Return a copy of valid headers, or `None` for an empty mapping."""
+    if not isinstance(value, Mapping):
+        raise refusal("headers", "be a mapping of names to strings", value)
+    headers = dict(cast("Mapping[object, object]", value))
+    if len(headers) > _HEADERS_LIMIT:
+        raise refusal("headers", f"have at most {_HEADERS_LIMIT} entries", len(headers))
+    for name, text in headers.items():
+        check_text("header name", name, most=_HEADER_LIMIT)
+        if not isinstance(text, str):
+            raise refusal(f"header {name!r}", "be a string", text)
+        if len(text) > _HEADER_LIMIT:
+            raise refusal(f"header {name!r}", f"have at most {_HEADER_LIMIT} characters", len(text))
+    return cast("dict[str, str]", headers) or None
 
 
 def _check_keep(field: str, keep: Keep | None) -> None:

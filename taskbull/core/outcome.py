@@ -12,6 +12,7 @@ from logging import ERROR, INFO, WARNING
 from typing import ClassVar, Final, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskbull.core.job import Job
 from taskbull.core.validation import instant_from_ms, to_ms
@@ -74,6 +75,8 @@ class Failure(Struct, frozen=True):
     stack: str
     """Stack trace in a form that can be stored."""
     error: BaseException
+    is_expected: bool = False
+    """True if the task declares the error with `throws`."""
 
 
 class Loss(Enum):
@@ -341,7 +344,7 @@ def in_time(job: Job, outcome: Outcome, now_ms: int) -> Outcome:
         failure = Failure(Category.PERMANENT, reason, reason, PermanentError(reason))
     else:
         reason = f"{reason}; {failure.reason}"
-        failure = Failure(failure.category, reason, failure.stack, failure.error)
+        failure = replace(failure, reason=reason)
     return Fail(failure, Verdict.EXPIRED)
 
 

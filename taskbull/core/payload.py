@@ -4,8 +4,8 @@ The output is compact UTF-8. It contains no NaN or Infinity, no integers that a 
 and no lone surrogates. Object keys must not be numbers, because they would be read as strings.
 
 All types that msgspec supports are accepted (datetime, UUID, Decimal, enums, dataclasses, Structs,
-sets, bytes). So are pydantic models and subclasses of str, int and float. A `msgspec.Raw` is the
-caller's own JSON and is written unchanged.
+sets, bytes). So are paths, pydantic models, Django's lazy strings, registered types, and subclasses
+of str, int and float. A `msgspec.Raw` is the caller's own JSON and is written unchanged.
 """
 
 from __future__ import annotations
@@ -13,31 +13,74 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
+from msgspec.inspect import CustomType as MsgspecCustomType
+from msgspec.inspect import type_info
 
 from taskbull.core.states import MAX_SAFE_INTEGER
-from taskbull.core.validation import is_pydantic_model
-from taskbull.errors import SerializationError
+from taskbull.core.validation import is_pydantic_model, refusal
+from taskbull.errors import ConfigurationError, SerializationError
 
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 def _encode_subclass(value: object) -> object:
     # msgspec accepts exact types only, but Django has subclasses of str, and numpy of float.
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int.__index__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    if isinstance(value, msgspec.Raw):  # Only `to_builtins` passes one.
-        return _decode_raw(value)
+    for kind, convert in _CONVERTED.items():
+        if isinstance(value, kind):
+            return convert(value)
     if is_pydantic_model(type(value)):
         return _dump_model(value)
+    for kind in type(value).__mro__:
+        if (known := _registered.get(kind)) is not None:
+            return known.encode(value)
+    if _is_lazy_text(value):
+        return str(value)
     raise TypeError(f"a {type(value).__qualname__} cannot be serialized to JSON")
+
+
+def _is_lazy_text(value: object) -> bool:
+    # Django's gettext_lazy returns an object of such a class, which is text once it is needed.
+    kind = type(value)
+    return kind.__name__ == "__proxy__" and kind.__module__ == "django.utils.functional"
+
+
+class CustomType(NamedTuple):
+    """Functions that convert values of a registered class to and from JSON."""
+
+    encode: Callable[[Any], object]
+    decode: Callable[[Any], Any]
+
+
+_registered: dict[type, CustomType] = {}
+
+
+def register_type(cls: type, encode: Callable[[Any], object], decode: Callable[[Any], Any]) -> None:
+    """Store values of a class and its subclasses as what `encode` returns.
+
+    Raises:
+        ConfigurationError: If the class is already stored in another way.
+    """
+    if not isinstance(cls, type):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise refusal("the type to register", "be a class", cls)
+    for name, function in (("encode", encode), ("decode", decode)):
+        if not callable(function):
+            raise refusal(name, "be a function that takes one value", function)
+    known = _registered.get(cls)
+    if known is not None and known != (encode, decode):
+        raise ConfigurationError(f"Type {cls.__qualname__} is already registered")
+    if is_pydantic_model(cls) or not isinstance(type_info(cls), MsgspecCustomType):
+        raise ConfigurationError(f"Type {cls.__qualname__} has a JSON form already")
+    _registered[cls] = CustomType(encode, decode)
+
+
+def registered_type(cls: type) -> CustomType | None:
+    """Return how values of a class are stored, or None if it is not registered."""
+    return _registered.get(cls)
 
 
 def _dump_model(model: Any) -> object:
@@ -51,6 +94,15 @@ def _decode_raw(value: msgspec.Raw) -> Any:
     except (ValueError, RecursionError, msgspec.DecodeError) as error:
         raise SerializationError(f"a msgspec.Raw holds no JSON: {error}") from error
 
+
+_CONVERTED: Final[dict[type, Callable[[Any], object]]] = {
+    str: str.__str__,
+    int: int.__index__,
+    float: float.__float__,
+    msgspec.Raw: _decode_raw,  # Only `to_builtins` passes one.
+    PurePath: str,
+}
+"""Conversions for classes whose subclasses msgspec does not accept."""
 
 _encoder = msgspec.json.Encoder(enc_hook=_encode_subclass)
 _encode = _encoder.encode
@@ -85,6 +137,18 @@ def encode(value: object, field: str) -> bytes:
     except _ENCODING_ERRORS as error:
         _explain(value, field, error)
     return text
+
+
+def with_text_keys(value: object, field: str) -> Any:
+    """Return a value as JSON types, with integer keys of objects as strings.
+
+    Raises:
+        SerializationError: The value cannot be encoded.
+    """
+    try:
+        return msgspec.to_builtins(value, enc_hook=_encode_subclass, str_keys=True)
+    except _ENCODING_ERRORS as error:
+        _explain(value, field, error)
 
 
 def encode_all(values: Sequence[object]) -> list[bytes] | None:

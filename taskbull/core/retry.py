@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from taskbull.core.backoff import Backoff
 from taskbull.core.cancelling import cancelled, cancelled_by_itself, is_cancelled
@@ -45,6 +45,7 @@ from taskbull.core.wire.backoff import Curve
 from taskbull.core.wire.job import OPTIONS_FIELD
 from taskbull.errors import (
     CancelRequested,
+    ConfigurationError,
     CorruptJob,
     PermanentError,
     RateLimited,
@@ -57,6 +58,17 @@ from taskbull.errors import (
 B = TypeVar("B")
 
 UnknownErrors = Literal["retry", "fail"]
+
+ErrorTypes: TypeAlias = type[Exception] | Sequence[type[Exception]]
+"""One exception class or several. Their subclasses are included."""
+
+
+class RetryKeywords(TypedDict, total=False):
+    """Options of apps, groups and tasks that select errors. `None` leaves the choice open."""
+
+    retry_on: ErrorTypes | None
+    fail_on: ErrorTypes | None
+    throws: ErrorTypes | None
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
@@ -75,6 +87,25 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     """Function that returns the category of an error."""
     unknown_errors: UnknownErrors | None = None
     """Handling of errors in the category "unknown": "retry" or "fail"."""
+    retry_on: tuple[type[Exception], ...] | None = None
+    """The only errors to retry. All others fail the job. `Retry` is always retried."""
+    fail_on: tuple[type[Exception], ...] | None = None
+    """Errors that fail the job, even if `retry_on` contains them."""
+    throws: tuple[type[Exception], ...] | None = None
+    """Expected errors. They are logged at INFO without a stack trace."""
+
+    if TYPE_CHECKING:  # The three last fields also accept one class or any sequence.
+
+        def __init__(
+            self,
+            *,
+            attempts: int | None = None,
+            backoff: Backoff | None = None,
+            error_backoffs: ErrorBackoffs | None = None,
+            classify: Classifier | None = None,
+            unknown_errors: UnknownErrors | None = None,
+            **errors: Unpack[RetryKeywords],
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if self.attempts is not None:
@@ -87,6 +118,14 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             raise refusal("classify", "be callable", self.classify)
         if self.unknown_errors is not None:
             check_choice("unknown_errors", self.unknown_errors, ("retry", "fail"))
+        for field in RetryKeywords.__annotations__:
+            if (kinds := getattr(self, field)) is not None:
+                force_setattr(self, field, _error_types(field, kinds))
+        for kind in self.retry_on or ():
+            if kind in (self.fail_on or ()):
+                raise ConfigurationError(
+                    f"retry_on and fail_on both contain {kind.__name__}: remove it from one of them"
+                )
 
     def over(self, other: RetryPolicy) -> RetryPolicy:
         """Return this policy with unspecified settings taken from the other one."""
@@ -98,7 +137,31 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             else other.error_backoffs,
             classify=self.classify or other.classify,
             unknown_errors=self.unknown_errors or other.unknown_errors,
+            retry_on=_over(self.retry_on, other.retry_on, self.fail_on),
+            fail_on=_over(self.fail_on, other.fail_on, self.retry_on),
+            throws=other.throws if self.throws is None else self.throws,
         )
+
+
+def _over(
+    own: tuple[type[Exception], ...] | None,
+    other: tuple[type[Exception], ...] | None,
+    contrary: tuple[type[Exception], ...] | None,
+) -> tuple[type[Exception], ...] | None:
+    """Return the own errors, or else the other's without those that the own policy contradicts."""
+    if own is not None or other is None:
+        return own
+    return tuple(kind for kind in other if kind not in (contrary or ()))
+
+
+def _error_types(field: str, kinds: object) -> tuple[type[Exception], ...]:
+    each: tuple[object, ...] = (kinds,)
+    if isinstance(kinds, Sequence) and not isinstance(kinds, str):
+        each = tuple(cast("Sequence[object]", kinds))
+    for kind in each:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise refusal(field, "be an exception class, or a tuple of them", kind)
+    return cast("tuple[type[Exception], ...]", each)
 
 
 NO_POLICY = RetryPolicy()
@@ -165,7 +228,10 @@ def _decide(
     if (hint := hint_for(word)) is not None:
         notes.append(hint)
     leave_out_our_frames(error)
-    failure = Failure(category, reason_of(word), stack_of(error, notes), error)
+    expected = policy.throws is not None and all(
+        isinstance(one, policy.throws) for one in leaves(error)
+    )
+    failure = Failure(category, reason_of(word), stack_of(error, notes), error, expected)
     if delay is None:
         return Fail(failure, verdict or Verdict.EXHAUSTED)
     return RetryAfter(failure, delay.seconds, delay.remembered)
@@ -192,6 +258,14 @@ def _only_leaf(error: BaseException) -> BaseException:
 
 
 def _categorize(error: BaseException, policy: RetryPolicy, notes: list[str]) -> Category:
+    if isinstance(error, PermanentError | Retry):
+        return classify(error)
+    # A group of errors fails the job if one of its members does.
+    if policy.fail_on is not None and any(isinstance(one, policy.fail_on) for one in leaves(error)):
+        return Category.PERMANENT
+    if policy.retry_on is not None:
+        retried = all(isinstance(one, policy.retry_on) for one in leaves(error))
+        return Category.TRANSIENT if retried else Category.PERMANENT
     if policy.classify is None or isinstance(error, Steering):
         return classify(error)
     try:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from taskbull.core import payload
 from taskbull.core.cron import CronLine, describe_cron, expand_macro, parse_cron
@@ -34,6 +34,9 @@ from taskbull.core.validation import (
 from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import ConfigurationError
 
+_DEFAULT_TZ: Final = "".join(("U", "T", "C"))
+"""The default of `Cron.tz`. A separate object, to distinguish it from an explicit "UTC"."""
+
 
 class Cron(Struct, frozen=True):
     """Schedule rule that runs when a cron pattern matches, in a time zone.
@@ -52,8 +55,8 @@ class Cron(Struct, frozen=True):
 
     pattern: str
     """Cron pattern. Macros are replaced with their fields."""
-    tz: str = "UTC"
-    """Time zone of the pattern, such as `Europe/Berlin`."""
+    tz: str = _DEFAULT_TZ
+    """Time zone of the pattern, such as `Europe/Berlin`. Defaults to the app's, then to UTC."""
     start: datetime | None = None
     """Start of the schedule. Runs are later than this time. Must be aware."""
     end: datetime | None = None
@@ -202,6 +205,11 @@ class Every(Struct, frozen=True):
 
 Rule: TypeAlias = Cron | Every
 """Rule of a schedule."""
+
+
+def in_zone(rule: Rule, tz: str) -> Rule:
+    """Return the rule in a time zone, unless it is an `Every` or sets a zone itself."""
+    return replace(rule, tz=tz) if isinstance(rule, Cron) and rule.tz is _DEFAULT_TZ else rule
 
 
 def check_rule(rule: object) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import uvicorn
 
 from taskbull.dashboard.asgi import Dashboard
-from taskbull.observability.logs import set_up_logging
+from taskbull.observability.logs import LogOptions, set_up_logging
 
 _PATIENCE: Final = 3
 """Seconds that open requests get to finish at shutdown. Streams close immediately."""
@@ -31,7 +31,7 @@ def serve(dashboard: Dashboard, host: str, port: int, ready: Callable[[str], obj
     Raises:
         OSError: If the address cannot be used, for example because it is taken.
     """
-    set_up_logging("info", "text")
+    set_up_logging(LogOptions())
     config = uvicorn.Config(
         dashboard,
         access_log=False,

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from math import inf
+from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, TextIO, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TextIO, TypeAlias
 
 import msgspec
 
@@ -17,6 +18,7 @@ from taskbull.core import events
 from taskbull.core.failure import scrubbed
 from taskbull.core.middleware import current
 from taskbull.core.outcome import Failure, Fields, Kind, Verdict
+from taskbull.errors import ConfigurationError
 
 SHOWN = 200
 """Maximum number of characters of a job's id or name in a log line, as producers choose both."""
@@ -178,21 +180,88 @@ def _shown(value: object) -> str:
         return f"an unprintable {type(value).__name__}"
 
 
-def set_up_logging(
-    level: str, form: LogFormat, worker_id: str = "", stream: TextIO | None = None
-) -> None:
-    """Configure the root logger to write to `stream`, which defaults to standard error.
+class LogOptions(NamedTuple):
+    """Logging options of a command."""
 
-    This replaces existing handlers. Call it in programs, never in a library.
+    level: str | None = None
+    """Lowest level to log. None means INFO, or what the application has configured."""
+    form: LogFormat | None = None
+    """Format of the lines. None means text, or what the application has configured."""
+    config: Path | None = None
+    """File with a configuration for `logging.config.dictConfig`, in JSON or TOML."""
+    is_off: bool = False
+    """True to leave logging entirely to the application."""
+
+
+def set_up_logging(options: LogOptions, worker_id: str = "", stream: TextIO | None = None) -> None:
+    """Configure logging for a program, after the application has been imported.
+
+    Handlers of the root logger that the application has configured stay as they are. Without any,
+    lines go to `stream`, which defaults to standard error.
+
+    Raises:
+        ConfigurationError: If the configuration file cannot be used.
     """
-    target: TextIO = stream or sys.stderr
+    if options.config is not None:
+        _apply_config(options.config)
+    elif not options.is_off and not logging.getLogger().handlers:
+        _log_to(stream or sys.stderr, options, worker_id)
+    elif options.level is not None:
+        logging.getLogger(_OWN).setLevel(options.level.upper())
+    if options.is_off:
+        return
+    if options.form is not None and not any(
+        isinstance(one.formatter, JsonFormatter | TextFormatter)
+        for one in logging.getLogger().handlers
+    ):
+        logger.warning("Ignored --log-format: the application has configured logging")
+    _enable_own_loggers()
+
+
+_OWN: Final = "taskbull"
+"""Name of the logger above all loggers of taskbull."""
+
+
+def _enable_own_loggers() -> None:
+    """Enable loggers that the application's configuration has disabled."""
+    disabled = [
+        one
+        for name, one in logging.root.manager.loggerDict.items()
+        if isinstance(one, logging.Logger)
+        and one.disabled
+        and (name == _OWN or name.startswith(f"{_OWN}."))
+    ]
+    for one in disabled:
+        one.disabled = False
+    if disabled:
+        logger.warning(
+            "Enabled taskbull's loggers, which the application's logging configuration disables; "
+            "set disable_existing_loggers to false there"
+        )
+
+
+def _apply_config(path: Path) -> None:
+    import json  # noqa: PLC0415 - few programs need these three
+    import tomllib  # noqa: PLC0415
+    from logging.config import dictConfig  # noqa: PLC0415
+
+    try:
+        text = path.read_text()
+        config = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        dictConfig({"version": 1, "disable_existing_loggers": False, **config})
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        cause = error.__cause__ or error
+        raise ConfigurationError(f"Cannot use log configuration {path}: {cause}") from error
+
+
+def _log_to(target: TextIO, options: LogOptions, worker_id: str) -> None:
     handler = logging.StreamHandler(target)
     formatter: logging.Formatter = JsonFormatter(worker_id)
-    if form == "text":
+    if options.form != "json":
         formatter = TextFormatter(worker_id, coloured=target.isatty())
     handler.setFormatter(formatter)
     handler.addFilter(JobFilter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=(options.level or "info").upper(), handlers=[handler])
 
 
 # The worker's log lines, written by a listener for its events. Every line's fields, including the
@@ -344,8 +413,10 @@ class LogLines:
         level, text, read = line
         if isinstance(event, events.Failed):
             level, text = _APART.get(event.verdict, (level, text))
-            if not logger.isEnabledFor(level):
-                return
+        if isinstance(event, events.Failed | events.Retried) and event.failure.is_expected:
+            level = min(level, logging.INFO)
+        if not logger.isEnabledFor(level):
+            return
         fields = {"worker_id": event.worker_id, "queue": event.queue, **read(event)}
         if kind in _REPEATED:
             repeats = self._repeats.setdefault((kind, event.queue), Repeats())

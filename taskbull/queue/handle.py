@@ -12,15 +12,15 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from msgspec import Struct, field
 
 from taskbull.core import payload
 from taskbull.core.cancelling import Cancelled, cancel_reason
 from taskbull.core.celery import RESULT, no_attribute
-from taskbull.core.job import Ending, Job
-from taskbull.core.keys import QueueKeys
+from taskbull.core.job import Ending, Job, NewJob
+from taskbull.core.keys import QueueKeys, job_ref
 from taskbull.core.middleware import current
 from taskbull.core.states import JobState
 from taskbull.core.validation import Duration, refusal, seconds
@@ -128,6 +128,19 @@ def _takes_anything(name: str, data: bytes) -> None:
     """Accept all data, because no app is known."""
 
 
+J = TypeVar("J", bound=NewJob)
+
+
+class Prepare(Protocol):
+    """Returns a job as the app's `on_enqueue` functions leave it."""
+
+    def __call__(self, queue: str, job: J, /) -> J: ...
+
+
+def _as_it_is(_: str, job: J, /) -> J:
+    return job
+
+
 ReadResult: TypeAlias = Callable[[bytes], Any]
 """Decodes a result from JSON. Raises ValueError if it does not match the type."""
 
@@ -147,6 +160,8 @@ class QueueClient(Struct, frozen=True, eq=False):
     )
     own_queue: OwnQueueCheck = field(default_factory=OwnQueueCheck)
     check: DataCheck = _takes_anything
+    prepare: Prepare = _as_it_is
+    """Applies the app's `on_enqueue` functions to a job of the queue."""
 
 
 class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=False):
@@ -186,6 +201,11 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
         return f"<JobHandle{name} {self.id} in {self.queue}>"
+
+    @property
+    def ref(self) -> str:
+        """Queue and id in one string, such as `emails:42`. `app.job(ref)` finds the job again."""
+        return job_ref(self.queue, self.id)
 
     def result(self, timeout: Duration | None = None) -> R_co:
         """Wait until the job finishes and return its result. Blocks.

@@ -23,6 +23,7 @@ from taskbull.queue.handle import (
     CALL_TIMEOUT,
     ENQUEUE_TIMEOUT,
     JobHandle,
+    Prepare,
     QueueClient,
     check_last_id,
 )
@@ -49,10 +50,24 @@ class QueueJob(NewJob, frozen=True, kw_only=True):
     keys: QueueKeys
     children: tuple[Children, ...] = ()
     """Jobs that this job waits for, in a chain."""
+    prepare: Prepare | None = None
+    """Applies the app's `on_enqueue` functions. None once that has happened."""
+
+    def prepared(self) -> Self:
+        """Return the job and its children as the app's `on_enqueue` functions leave them."""
+        if self.prepare is None:
+            return self
+        children = tuple(
+            replace(group, jobs=tuple(job.prepared() for job in group.jobs))
+            for group in self.children
+        )
+        job = self.prepare(self.keys.queue, self)
+        return replace(job, children=children, prepare=None)
 
     def branch(self) -> Branch:
         """Return the job and everything below it as a part of a flow."""
-        return Branch(self.keys, self, branches_of(self.children))
+        job = self.prepared()
+        return Branch(job.keys, job, branches_of(job.children))
 
     def after(self, children: Children) -> Self:
         """Return the job with additional children to wait for."""
@@ -127,7 +142,9 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
             **options: Job options, as for `add`.
         """
         new = _new_job(name, data, **options)
-        return in_this_span(QueueJob(new.name, new.data, new.options, keys=self.keys))
+        prepare = self._client.prepare
+        job = QueueJob(new.name, new.data, new.options, keys=self.keys, prepare=prepare)
+        return in_this_span(job)
 
     def _bulk(
         self, jobs: Iterable[JobEntry], progress: Progress | None = None
@@ -136,6 +153,7 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
 
     def _entry(self, place: int, job: JobEntry) -> Entry:
         new = _read_entry(place, job)
+        new = new.prepared() if isinstance(new, QueueJob) else self._client.prepare(self.name, new)
         entry = Entry(self._client, new, new, payload.decode)
         if not isinstance(new, QueueJob):
             return entry
@@ -149,7 +167,7 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
         return replace(entry, flow=Flow(self._client.adder, new.branch(), new.ticket))
 
     def _single(self, name: str, data: Any, **options: Unpack[JobKeywords]) -> Entry:
-        new = _new_job(name, data, **options)
+        new = self._client.prepare(self.name, _new_job(name, data, **options))
         return Entry(self._client, new, new, payload.decode)
 
 

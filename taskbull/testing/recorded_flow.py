@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeGuard, cast
 
-from taskbull.app.producer import JobSpec, Producer
-from taskbull.core import payload
+from taskbull.app.producer import ByName, JobSpec
 from taskbull.core.cancelling import Cancelled, cancel_reason, cancelled
-from taskbull.core.flow import Children, Growing, Member, Need, arrange
+from taskbull.core.flow import Children, Growing, Member, arrange
 from taskbull.core.job import NewJob
 from taskbull.core.outcome import Complete, Outcome
 from taskbull.core.retry import failed_for_good
 from taskbull.core.states import JobState
 from taskbull.errors import JobNotFound, TaskbullError
-from taskbull.queue.handle import ReadResult
 from taskbull.queue.queue import QueueJob
 from taskbull.testing.recorded_job import RecordedJob
-
-
-class ByName:
-    """A task that is only known by name, for jobs created by a schedule or a queue."""
-
-    def __init__(self, producer: Producer) -> None:
-        self.producer = producer
-        self.read: ReadResult = payload.decode
-        self.needs: Sequence[Need] = ()
 
 
 def record(spec: JobSpec[Any], number: int, now: float) -> list[RecordedJob]:

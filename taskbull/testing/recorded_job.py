@@ -101,6 +101,11 @@ class RecordedJob:
         return self.spec.options
 
     @property
+    def headers(self) -> dict[str, str]:
+        """The job's headers."""
+        return self.spec.headers
+
+    @property
     def ended(self) -> bool:
         """True if the job has completed or permanently failed."""
         return self.state in {JobState.COMPLETED, JobState.FAILED}

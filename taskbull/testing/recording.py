@@ -13,7 +13,7 @@ from typing import Any, TypeVar, assert_never
 
 from taskbull.app.app import App
 from taskbull.app.batch import is_batch
-from taskbull.app.producer import JobSpec
+from taskbull.app.producer import ByName, JobSpec
 from taskbull.app.task import Enqueueable
 from taskbull.core import payload
 from taskbull.core.cancelling import Cancelled, cancel_reason, is_cancelled
@@ -38,7 +38,6 @@ from taskbull.queue.handle import JobHandle
 from taskbull.queue.results import failure_kind
 from taskbull.scripts.read import Logs
 from taskbull.testing.recorded_flow import (
-    ByName,
     await_children,
     cancel,
     cancel_children,

@@ -14,6 +14,7 @@ from taskbull.core import payload
 from taskbull.core.celery import JOB, no_attribute
 from taskbull.core.flow import Growing, Source, children_of
 from taskbull.core.job import Job
+from taskbull.core.keys import job_ref
 from taskbull.core.middleware import current
 from taskbull.core.options import OnFailure
 from taskbull.core.outcome import Fail, expired
@@ -27,6 +28,7 @@ from taskbull.worker.run import JobPort, Run
 
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 def no_resources(_: str) -> None:
@@ -99,6 +101,16 @@ class RunningJob:
     def data(self) -> Any:
         """The payload as read when the job was fetched."""
         return self.job.data
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The job's headers, as set with `options(headers=…)`."""
+        return self.job.headers
+
+    @property
+    def ref(self) -> str:
+        """Queue and id in one string, for `app.job(ref)`."""
+        return job_ref(self.queue, self.id)
 
     @property
     def timestamp(self) -> datetime | None:
@@ -332,14 +344,36 @@ def job_of(context: Context) -> RunningJob | None:
     return context.get(_current) if batch is None else batch[0]
 
 
-def current_job() -> RunningJob:
+class _Missing:
+    """Type of the default of `current_job`, which a caller cannot pass by accident."""
+
+
+_MISSING = _Missing()
+
+
+@overload
+def current_job() -> RunningJob: ...
+@overload
+def current_job(default: T) -> RunningJob | T: ...
+def current_job(default: Any = _MISSING) -> Any:
     """Return the current job. Works in a task, in code that it calls, and in its threads.
 
-    Raises `TaskbullError` outside a job, and in a batch task.
+    Args:
+        default: Value to return outside a job, and in a batch task.
+
+    Raises:
+        TaskbullError: Outside a job, and in a batch task, if there is no default.
+
+    Example:
+        >>> job = current_job(None)
+        >>> if job is not None:
+        ...     job.log("Started")
     """
     try:
         return _current.get()
     except LookupError:
+        if default is not _MISSING:
+            return default
         if _current_batch.get(None) is not None:
             raise TaskbullError(
                 "current_job() called in a batch task, which runs for several jobs: use "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
@@ -50,6 +51,7 @@ from taskbull.worker.clock import Clock
 from taskbull.worker.consumer import Consumer
 from taskbull.worker.context import QueueContext
 from taskbull.worker.heartbeat import beating
+from taskbull.worker.hooks import Hooked, Hooks
 from taskbull.worker.limits import Quarantine
 from taskbull.worker.maintenance import CancelledParents, ScheduleWriter
 from taskbull.worker.pool.pool import PoolPlan, ProcessPool, pool_running
@@ -228,6 +230,7 @@ class Worker:
         """The plan for its process pool, or None if it has no tasks for one."""
         self._clock = clock or Clock()
         self._listeners = Listeners()
+        self._hooks = Hooks()
         self._metrics: list[Metrics] = []
         self.on(events.Event, LogLines())
         for kind, listener in (on or {}).items():
@@ -265,9 +268,33 @@ class Worker:
         """The process ids of the running worker's pool."""
         return set() if self._processes is None else self._processes.pids
 
-    def on(self, kind: type[E], listener: Listener[E]) -> None:
-        """Call `listener` with each event of a class. The listener must not block."""
+    def on(self, kind: type[E], listener: Listener[E], *, thread: bool = False) -> None:
+        """Call a function with each event of a class.
+
+        A plain function is called in the event loop and must not block. An `async def` is awaited
+        beside the jobs.
+
+        Args:
+            kind: A class of `taskbull.events`.
+            listener: The function.
+            thread: Call a plain function in a thread, where it may block.
+
+        Raises:
+            ConfigurationError: If an argument is invalid.
+        """
+        events.check_listener(kind, listener, thread=thread)
+        if thread or inspect.iscoroutinefunction(listener):
+            self._hooks.is_used = True
+            listener = self._hooks.listener(listener)
         self._listeners.on(kind, listener)
+
+    def run_hooks_of(self, tasks: Mapping[str, Hooked]) -> None:
+        """Run the hooks that tasks declare with `on_success` and `on_failure`."""
+        self._hooks.is_used = True
+        listener = self._hooks.of_tasks(tasks)
+        if any(task.settings.on_success is not None for task in tasks.values()):
+            self._listeners.on(events.Completed, listener)
+        self._listeners.on(events.Failed, listener)
 
     def measure(self, metrics: Metrics) -> None:
         """Add a metrics sink. OpenTelemetry is added automatically if it has a provider."""
@@ -383,6 +410,8 @@ class Worker:
             for consumer in consumers:
                 consumer.start_upkeep(upkeep, is_clock_right)
             upkeep.start_soon(self._parents.run, contexts)
+            if self._hooks.is_used:
+                upkeep.start_soon(self._hooks.run)
             # In a Cluster, one read cannot include streams on several nodes.
             together = [[one] for one in consumers] if self.address.clustered else [consumers]
             for group in together:
@@ -415,6 +444,9 @@ class Worker:
                         for consumer in consumers:
                             flushing.start_soon(consumer.flush)
                     await self._parents.flush(contexts)
+            with move_on_after(shutdown.grace):
+                await self._hooks.flush()
+            self._hooks.log_left()
             upkeep.cancel_scope.cancel()
 
     async def _ask_time(self, store: Store) -> float:

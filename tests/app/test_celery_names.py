@@ -25,7 +25,7 @@ def app() -> App:
     [
         ("max_retries", "attempts="),
         ("default_retry_delay", "backoff="),
-        ("autoretry_for", "attempts="),
+        ("autoretry_for", "retry_on="),
         ("retry_backoff", "Backoff.exponential"),
         ("bind", r"current_job\(\)"),
         ("ignore_result", r"Keep\.none\(\)"),

@@ -72,6 +72,7 @@ OTHER_THAN_DEFAULT: dict[str, Any] = {
     "error_backoffs": {"X": Backoff.fixed(7)},
     "job_id": "a",
     "dedup": "a",
+    "headers": {"a": "b"},
     "keep_completed": Keep(count=7),
     "keep_failed": Keep(count=7),
     "timeout": 7,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.observability.logs import JsonFormatter, TextFormatter, set_up_logging
+from taskbull.observability.logs import JsonFormatter, LogOptions, TextFormatter, set_up_logging
 
 
 def record(message: str = "hello", level: int = logging.INFO, **extra: object) -> logging.LogRecord:
@@ -74,7 +74,8 @@ def loggers() -> Iterator[None]:
 @pytest.mark.usefixtures("loggers")
 def test_set_up_logging_writes_to_the_stream() -> None:
     stream = io.StringIO()
-    set_up_logging("warning", "json", "me", stream)
+    logging.getLogger().handlers.clear()  # pytest's own
+    set_up_logging(LogOptions("warning", "json"), "me", stream)
     logging.getLogger("anything").info("too quiet")
     logging.getLogger("anything").warning("loud")
     [line] = stream.getvalue().splitlines()

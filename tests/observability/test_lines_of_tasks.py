@@ -17,7 +17,7 @@ from taskbull import App, events
 from taskbull.core.job import Job
 from taskbull.core.outcome import Category, Failure, RetryAfter
 from taskbull.observability import JobFilter
-from taskbull.observability.logs import LogFormat, LogLines, set_up_logging
+from taskbull.observability.logs import LogFormat, LogLines, LogOptions, set_up_logging
 from tests.worker.bed import WorkerBed
 
 log = logging.getLogger("shop.orders")
@@ -34,7 +34,8 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def set_up(stream: io.StringIO, form: LogFormat, level: str = "info") -> None:
-    set_up_logging(level, form, "me", stream)
+    logging.getLogger().handlers.clear()  # pytest's own
+    set_up_logging(LogOptions(level, form), "me", stream)
 
 
 def said(stream: io.StringIO, words: str) -> list[dict[str, Any]]:

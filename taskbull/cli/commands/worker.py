@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import click
@@ -16,7 +17,7 @@ from taskbull.cli.arguments import read_seconds
 from taskbull.cli.errors import WrongUsage, note
 from taskbull.core.options import WorkerKeywords, WorkerOptions
 from taskbull.core.validation import did_you_mean
-from taskbull.observability.logs import LogFormat
+from taskbull.observability.logs import LogFormat, LogOptions
 
 # Celery options: translated, ignored with a note, or rejected with the taskbull equivalent.
 
@@ -200,15 +201,21 @@ _DEFAULT = WorkerOptions()
 @click.option(
     "--log-level",
     type=click.Choice(_LEVELS, case_sensitive=False),
-    default="info",
+    show_default="info",
     help="Lowest level to log.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
-    default="text",
+    show_default="text",
     help="Log format.",
 )
+@click.option(
+    "--log-config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Configure logging from this file: a dictConfig in JSON or TOML.",
+)
+@click.option("--no-logging", is_flag=True, help="Leave logging entirely to the application.")
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
@@ -293,8 +300,10 @@ class WorkerFlags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     shutdown_timeout: float | None
     max_jobs: int | None
     max_memory: int | None
-    log_level: str
-    log_format: LogFormat
+    log_level: str | None
+    log_format: LogFormat | None
+    log_config: Path | None
+    no_logging: bool
     metrics_port: int | None
     metrics_host: str
     metrics_to: str | None
@@ -338,6 +347,11 @@ class WorkerFlags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def loop(self) -> str:
         """Name of the event loop."""
         return "uvloop" if self.uvloop else self.backend
+
+    @property
+    def log_options(self) -> LogOptions:
+        """The options of logging that were given."""
+        return LogOptions(self.log_level, self.log_format, self.log_config, self.no_logging)
 
     @property
     def worker_options(self) -> WorkerKeywords:

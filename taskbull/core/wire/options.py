@@ -98,6 +98,7 @@ class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict
     stack_trace_limit: Number | None = field(default=None, name="stackTraceLimit")
     deduplication: StoredDedup | None = field(default=None, name="de")
     telemetry: str | None = field(default=None, name="tm")
+    headers: dict[str, Any] | None = None
     omit_context: bool = field(default=False, name="omc")
     fail_parent: bool = field(default=False, name="fpof")
     continue_parent: bool = field(default=False, name="cpof")
@@ -266,6 +267,7 @@ def _encode(options: JobOptions, delay_ms: int, expires_ms: int | None) -> bytes
         size_limit=None if options.size_limit == SIZE_LIMIT else options.size_limit,
         stack_trace_limit=options.stack_trace_limit,
         deduplication=_write_dedup(options.dedup),
+        headers=None if options.headers is None else dict(options.headers),
     )
     return payload.encode(stored, "options")
 

@@ -1,0 +1,143 @@
+"""Run functions of the application after jobs have ended: coroutines and blocking functions.
+
+Listeners of `Listeners` are called where an event happens and must not block. A hook may take its
+time: it is queued and runs beside the jobs, after Redis has accepted the outcome.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from anyio import Event, create_task_group
+
+from taskbull.core import events
+from taskbull.core.events import FailureHook, SuccessHook
+from taskbull.observability.logs import cut
+from taskbull.worker.threads import ThreadPool
+
+logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=events.Event)
+
+AT_ONCE = 10
+"""Number of hooks that run concurrently."""
+
+_MANY = 1000
+"""Number of queued hooks that causes a warning, repeated each time it doubles."""
+
+Args: TypeAlias = tuple[Any, ...]
+
+
+class HookSettings(Protocol):
+    """The hooks that a task declares."""
+
+    @property
+    def on_success(self) -> SuccessHook | None: ...
+    @property
+    def on_failure(self) -> FailureHook | None: ...
+
+
+class Hooked(Protocol):
+    """A task, as far as its hooks need it."""
+
+    @property
+    def settings(self) -> HookSettings: ...
+    def read_result(self, raw: bytes) -> Any: ...
+
+
+class Hooks:
+    """Queues the hooks of one worker and runs them in its event loop and in threads."""
+
+    def __init__(self) -> None:
+        self._queued: deque[tuple[events.Event, Callable[..., Any], Callable[[], Args]]] = deque()
+        self._warn_at = _MANY
+        self._active = 0
+        self._changed: Event | None = None
+        self.is_used = False
+        """True if there is a hook."""
+
+    def listener(self, function: Callable[[E], object]) -> Callable[[E], None]:
+        """Return a listener that queues a call of `function` with the event."""
+        return lambda event: self._put(event, function, lambda: (event,))
+
+    def of_tasks(self, tasks: Mapping[str, Hooked]) -> Callable[[events.Ended], None]:
+        """Return a listener that queues the hooks that tasks declare for their own jobs."""
+
+        def queue(event: events.Ended) -> None:
+            task = tasks.get(event.job.name)
+            if task is None:
+                return
+            hooks = task.settings
+            if isinstance(event, events.Completed) and hooks.on_success is not None:
+                raw = event.raw_value
+                self._put(event, hooks.on_success, lambda: (event.job, task.read_result(raw)))
+            elif isinstance(event, events.Failed) and hooks.on_failure is not None:
+                failure = event.failure
+                self._put(event, hooks.on_failure, lambda: (event.job, failure))
+
+        return queue
+
+    async def run(self) -> None:
+        """Run queued hooks until cancelled."""
+        threads = ThreadPool(AT_ONCE)
+        try:
+            async with create_task_group() as tasks:
+                while True:
+                    self._changed = Event()
+                    while self._queued and self._active < AT_ONCE:
+                        self._active += 1
+                        tasks.start_soon(self._call, threads, *self._queued.popleft())
+                    await self._changed.wait()
+        finally:
+            self._changed = None
+            threads.close()
+
+    async def flush(self) -> None:
+        """Wait until all queued hooks have finished."""
+        while self._changed is not None and (self._queued or self._active):
+            await self._changed.wait()
+
+    def log_left(self) -> None:
+        """Log the number of hooks that have not finished."""
+        if left := len(self._queued) + self._active:
+            logger.warning("Worker stopped before hooks of ended jobs finished (left: %d)", left)
+
+    def _put(
+        self, event: events.Event, function: Callable[..., Any], args: Callable[[], Args]
+    ) -> None:
+        self._queued.append((event, function, args))
+        if len(self._queued) >= self._warn_at:
+            self._warn_at *= 2
+            logger.warning("Hooks run more slowly than jobs end (waiting: %d)", len(self._queued))
+        if self._changed is not None:
+            self._changed.set()
+
+    async def _call(
+        self,
+        threads: ThreadPool,
+        event: events.Event,
+        function: Callable[..., Any],
+        args: Callable[[], Args],
+    ) -> None:
+        try:
+            if inspect.iscoroutinefunction(function):
+                await function(*args())
+            else:
+                await threads.run(function, *args())
+        except Exception:
+            job = event.job if isinstance(event, events.JobEvent) else None
+            logger.exception(
+                "Hook %s failed for job %s (%s) in queue %s",
+                getattr(function, "__qualname__", function),
+                "-" if job is None else cut(job.id),
+                type(event).__name__ if job is None else cut(job.name),
+                event.queue,
+            )
+        finally:
+            self._active -= 1
+            if self._changed is not None:
+                self._changed.set()
