@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import redis
 import sniffio
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.selection import FULL, MARKERS, deselect, select_calls
 from tests.servers.cluster import Cluster
@@ -33,8 +33,11 @@ from tests.servers.sentinel import SentinelSet
 
 # The default run tries the same few examples each time, the full run many new ones. How long one
 # takes depends on what else the machine does.
-settings.register_profile("few", deadline=None, max_examples=10, derandomize=True)
-settings.register_profile("many", deadline=None, max_examples=500)
+_SLOW = [HealthCheck.too_slow]
+settings.register_profile(
+    "few", deadline=None, max_examples=10, derandomize=True, suppress_health_check=_SLOW
+)
+settings.register_profile("many", deadline=None, max_examples=500, suppress_health_check=_SLOW)
 settings.load_profile("many" if FULL else "few")
 
 _find_library = sniffio.current_async_library

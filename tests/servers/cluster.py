@@ -64,6 +64,11 @@ class Node:
     def is_master(self) -> bool:
         return bool(self.run("ROLE")[0] == "master")
 
+    def serves(self, slot: int) -> bool:
+        """Return True if this node says that the slot is its own."""
+        slots = self.run("CLUSTER", "SLOTS")
+        return any(first <= slot <= last and by[2] == self.id for first, last, by, *_ in slots)
+
     def is_in_sync(self) -> bool:
         """Tell whether this replica has its master's data."""
         role = self.run("ROLE")
@@ -108,10 +113,7 @@ class Cluster:
         """Give the master that serves `key` now, by the word of the masters themselves."""
         slot = slot_of(key)
         for node in self.nodes:
-            if node.is_master() and any(
-                first <= slot <= last and by[2] == node.id
-                for first, last, by, *_ in node.run("CLUSTER", "SLOTS")
-            ):
+            if node.is_master() and node.serves(slot):
                 return node
         raise LookupError(f"no master serves slot {slot}")
 

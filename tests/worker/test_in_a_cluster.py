@@ -104,7 +104,7 @@ async def test_a_slot_that_moves_in_one_go_costs_no_job_and_no_lock(
         async with bed.worker(held.handler, record=chores, **SHORT).running():
             await chores.more(100)
             source.run("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.id)
-            await until(lambda: cluster.owner(bed.keys.meta) is target)
+            await until(lambda: target.serves(slot))
             await chores.others_more(events.LocksRenewed, 1)
             held.open("after")
             await chores.at_most(0)
