@@ -387,17 +387,18 @@ class JobDetails(Struct, frozen=True):
     def describe(self) -> dict[str, Any]:
         """Return a whole job as JSON-compatible values, as printed by `taskbull job --json`.
 
-        `lock_seconds` is None if the job is not running, and 0 if it runs without a lock.
+        `lock_seconds` is None if the job is not running or its lock never expires, and 0 if it runs
+        without a lock.
         """
         try:
             options = payload.decode(self.row.raw_options or b"null")
         except ValueError:
             options = None
-        is_running = self.row.state is JobState.ACTIVE
+        lock = None if self.row.state is not JobState.ACTIVE else self.row.lock_seconds or 0
         return {
             **self.row.describe(),
             "options": options,
-            "lock_seconds": (self.row.lock_seconds or 0) if is_running else None,
+            "lock_seconds": None if lock == inf else lock,
             "children": structs.asdict(self.children),
             "logs": self.logs,
         }

@@ -160,6 +160,12 @@ async def test_a_job_is_described_as_json(all_queues: Both, emails: SyncQueue, a
     assert told["children"] == {"processed": 0, "unprocessed": 0, "ignored": 0, "failed": 0}
     assert told["logs"] == ["one", "two"]
     assert 0 < told["lock_seconds"] <= 30
+    admin.persist(emails.keys.lock(handle.id))
+    lasting = await all_queues.inspect("emails", handle.id, whole=True)
+    assert lasting.describe()["lock_seconds"] is None  # JSON has no infinity
+    admin.delete(emails.keys.lock(handle.id))
+    stalled = await all_queues.inspect("emails", handle.id, whole=True)
+    assert stalled.describe()["lock_seconds"] == 0
     assert (await all_queues.inspect("emails", handle.id)).logs == []
 
 
