@@ -117,7 +117,7 @@ def test_what_was_not_added_is_enqueued_again_and_nothing_is_doubled(
     unsure = sum(spec.job.ticket.sent_ms is not None for spec in error.spec)
     assert unsure in (0, 250, 500)
     told = describe_missing(3000 - first - unsure, unsure, 3000)
-    assert str(error).startswith(f"Queue rows: {told}: ")
+    assert str(error).startswith(f"Queue 'rows': {told}: ")
     assert error.may_be_added is (unsure > 0)
     assert unsure or how == "between"
     handles = shop.enqueue(error.spec)
@@ -174,7 +174,7 @@ def test_a_second_failure_keeps_what_the_first_one_knew(proxy: Proxy, admin: Any
     unsure = sum(spec.job.ticket.sent_ms is not None for spec in error.spec)
     total = len(error.spec)
     told = describe_missing(total - unsure, unsure, total)
-    with pytest.raises(EnqueueError, match=f"Queue rows: {told}: ") as no:
+    with pytest.raises(EnqueueError, match=f"Queue 'rows': {told}: ") as no:
         shop.enqueue(error.spec)
     assert no.value.may_be_added
     proxy.heal()
@@ -363,7 +363,7 @@ def test_a_progress_callback_that_raises_breaks_the_bulk_off(
 def test_the_rest_of_a_stream_stays_with_the_caller(proxy: Proxy, admin: Any) -> None:
     rows = (row.job(n) for n in range(3000))
     error = broken_off(proxy, "executed", rows)
-    assert str(error).startswith(f"Queue rows: {len(error.added)} jobs were added, ")
+    assert str(error).startswith(f"Queue 'rows': {len(error.added)} jobs were added, ")
     assert len(error.added) in (1000, 1250)
     shop.enqueue(error.spec)
     shop.enqueue(rows)

@@ -14,7 +14,7 @@ def test_the_server_is_stopped_and_its_jobs_are_kept(tmp_path: Path) -> None:
     queue.add("work")
     queue.close()
     done = run("stop", cwd=tmp_path)
-    assert (done.returncode, "is stopped" in done.stdout) == (0, True)
+    assert (done.returncode, "stopped the server" in done.stdout) == (0, True)
     assert "no server is running" in run("stop", cwd=tmp_path).stdout
     again = SyncQueue("q", redis=url)
     assert again.counts()["waiting"] == 1

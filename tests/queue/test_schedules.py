@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[Any, Any, Any, str]] = {
         "s",
         Every(1),
         report.options(queue="mail").job(),
-        "belongs to queue mail, but the schedule to queue q",
+        "belongs to queue 'mail', but the schedule to queue 'q'",
     ),
     "an end that is past": ("s", Every(1, end=AN_HOUR_AGO), NewJob("n"), "is in the past"),
     "no run before the end": (

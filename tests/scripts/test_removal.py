@@ -63,7 +63,7 @@ def test_the_next_run_of_a_scheduler_is_not_removed(bed: Bed) -> None:
     bed.job(f"repeat:daily:{NOW - 1}", "completed", rjk="daily")
     bed.admin.zadd(bed.queue.repeat, {"daily": NOW})
     before = bed.state()
-    with pytest.raises(WrongState, match="job scheduler") as caught:
+    with pytest.raises(WrongState, match="the next run of a schedule") as caught:
         bed.run(removal.remove_job(bed.queue, iteration))
     assert caught.value.code == -8
     assert bed.state() == before

@@ -413,7 +413,7 @@ def test_a_schedule_is_removed_with_its_delayed_run(bed: Bed) -> None:
     "option", [{"delay": 5}, {"job_id": "x"}, {"dedup": "x"}, {"on_failure": "drop"}]
 )
 def test_runs_have_their_own_time_and_id(option: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"cannot have the option {next(iter(option))}"):
+    with pytest.raises(ConfigurationError, match=f"cannot have the option '{next(iter(option))}'"):
         encode_schedule(Every(1), NewJob("n", {}, JobOptions(**option)), NOW)
 
 

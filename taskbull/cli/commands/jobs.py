@@ -209,7 +209,8 @@ def _show(details: JobDetails, why: str) -> None:
     if row.state is JobState.COMPLETED:
         show_section("Result", to_json(job.returnvalue).split("\n"))
     for numbers, stack in _alike(job.stacktrace):
-        show_section(f"Traceback, attempt {numbers}", printable_lines(stack.rstrip("\n")))
+        noun = "attempts" if "to" in numbers else "attempt"
+        show_section(f"Traceback, {noun} {numbers}", printable_lines(stack.rstrip("\n")))
     show_section("Log", [line for each in details.logs for line in printable_lines(each)])
 
 
