@@ -236,8 +236,8 @@ def test_jobs_may_take_as_many_turns_as_the_limit(shop: Shop) -> None:
         shop.send.delay("ann", "Hi")
         shop.send.delay("bob", "Hi")
         with pytest.raises(TaskbullError, match="after 1 turns"):
-            box.run(most=1)
-        box.run(most=1)
+            box.run(limit=1)
+        box.run(limit=1)
         box.advance(hours=1, most=0)
     assert [job.state for job in box.jobs] == [JobState.COMPLETED] * 2
 

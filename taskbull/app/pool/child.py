@@ -85,8 +85,8 @@ def encoded(value: Any, job: Job) -> bytes | None:
     raw = encode_value(value, job.options.result_limit)
     if len(raw) > _MOST_OF_A_RESULT:
         raise SerializationError(
-            f"Result of {len(raw) / MEGABYTE:.1f} MB exceeds the limit of {MOST // MEGABYTE} MB for "
-            "pool processes"
+            f"Result of {len(raw) / MEGABYTE:.1f} MB exceeds the limit of {MOST // MEGABYTE} MB "
+            "for pool processes"
         )
     return raw
 
