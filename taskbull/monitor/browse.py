@@ -27,16 +27,8 @@ from taskbull.errors import JobNotFound, ServerRefused, TaskbullError
 from taskbull.monitor.inspect import iso
 from taskbull.monitor.search import plain_name, read_registered
 from taskbull.queue.failures import Failures, group_by_fingerprint, group_failures, spread
-from taskbull.queue.methods import looks
-from taskbull.queue.questions import (
-    LOST,
-    Look,
-    ask,
-    ask_on,
-    ask_queues,
-    ask_together,
-    list_servers,
-)
+from taskbull.queue.methods import server_operation
+from taskbull.queue.questions import LOST, ask, ask_on, ask_queues, ask_together, list_servers
 from taskbull.scripts import browse, read, records, servers
 from taskbull.scripts.browse import (
     FAILURES_PEEKED,
@@ -51,6 +43,7 @@ from taskbull.scripts.browse import (
     get_failed_ids,
     peek_failures,
 )
+from taskbull.scripts.call import AnySteps
 from taskbull.scripts.read import LOG_PIECE, ChildCounts, FieldPiece, NewestLines
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.store.address import Namespace
@@ -81,10 +74,10 @@ class JobLooks:
 
     namespace: Namespace
 
-    @looks
+    @server_operation
     def peek_field(
         self, queue: str, job_id: str, field: str, *, most: int = 16_384, end: bool = False
-    ) -> Look[FieldPiece]:
+    ) -> AnySteps[FieldPiece]:
         """Read the first or last bytes of a job's field, with one call of two commands.
 
         For fields above 4 MB, only the size is returned, because Redis would have to copy the whole
@@ -95,20 +88,20 @@ class JobLooks:
         return ask(read.peek_field(keys, check_text("job_id", job_id), _field(field), most,
                                          end=end))  # fmt: skip
 
-    @looks
-    def get_field(self, queue: str, job_id: str, field: str) -> Look[bytes | None]:
+    @server_operation
+    def get_field(self, queue: str, job_id: str, field: str) -> AnySteps[bytes | None]:
         """Read the raw value of a job's field, of any size, or None if it does not exist."""
         keys = self.namespace.keys(queue)
         return ask(read.get_field(keys, check_text("job_id", job_id), _field(field)))
 
-    @looks
-    def peek_log(self, queue: str, job_id: str, most: int = 200) -> Look[NewestLines]:
+    @server_operation
+    def peek_log(self, queue: str, job_id: str, most: int = 200) -> AnySteps[NewestLines]:
         """Read the newest lines of a job's log, up to 256 kB, with one command per line."""
         check_int("most", most, least=1, most=1000)
         return ask(read.peek_logs(self.namespace.keys(queue), job_id, most))
 
-    @looks
-    def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> Look[list[bytes]]:
+    @server_operation
+    def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> AnySteps[list[bytes]]:
         """Read all lines of a job's log, with one command per 100 lines.
 
         Reading stops once the lines exceed `most_bytes`.
@@ -121,8 +114,8 @@ class JobLooks:
             if len(some) < LOG_PIECE or length > most_bytes:
                 return lines
 
-    @looks
-    def history(self, queue: str, job_id: str) -> Look[JobHistory]:
+    @server_operation
+    def history(self, queue: str, job_id: str) -> AnySteps[JobHistory]:
         """Read a job's history from the newest 1,000 events, with one call of ~100 commands."""
         keys = self.namespace.keys(queue)
         return ask(read.peek_events(keys, check_text("job_id", job_id)))
@@ -284,8 +277,8 @@ class ServerLooks:
     namespace: Namespace
     _attempts_of: Callable[[Job], int]
 
-    @looks
-    def sample(self, queues: Iterable[str], *, minutes: int = 0) -> Look[list[QueueSample]]:
+    @server_operation
+    def sample(self, queues: Iterable[str], *, minutes: int = 0) -> AnySteps[list[QueueSample]]:
         """Read the counts, limits, next job and BullMQ metrics of some queues.
 
         It sends one call of about 40 commands per queue, all in one round trip. The cost does not
@@ -295,8 +288,8 @@ class ServerLooks:
         check_int("minutes", minutes, least=0, most=1440)
         return self._sample([queues] if isinstance(queues, str) else list(queues), minutes)
 
-    @looks
-    def ends(self, queue: str, minutes: int = 60) -> Look[EndsByMinute]:
+    @server_operation
+    def ends(self, queue: str, minutes: int = 60) -> AnySteps[EndsByMinute]:
         """Count the stored jobs that finished in each of the last minutes, the newest first.
 
         It sends one call, with two commands per minute.
@@ -304,13 +297,13 @@ class ServerLooks:
         check_int("minutes", minutes, least=1, most=60)
         return self._ends(queue, minutes)
 
-    @looks
-    def crew(self) -> Look[Crew]:
+    @server_operation
+    def crew(self) -> AnySteps[Crew]:
         """List the connected workers of all queues, with one CLIENT LIST per server."""
         return self._crew()
 
-    @looks
-    def records(self, queues: Iterable[str]) -> Look[dict[str, list[Seen]]]:
+    @server_operation
+    def records(self, queues: Iterable[str]) -> AnySteps[dict[str, list[Seen]]]:
         """Read the status records of taskbull workers, by queue.
 
         It sends one call of at most 101 commands per queue. Stopped workers are listed for a day,
@@ -320,12 +313,12 @@ class ServerLooks:
         found = yield from ask_queues(self.namespace, names, records.get_records)
         return {name: [] if isinstance(s, TaskbullError) else s for name, s in found.items()}
 
-    @looks
-    def registered_queues(self) -> Look[list[str]]:
+    @server_operation
+    def registered_queues(self) -> AnySteps[list[str]]:
         """Return the names of the queues in taskbull's registry, with one command."""
         return read_registered(self.namespace)
 
-    @looks
+    @server_operation
     def peek(
         self,
         queue: str,
@@ -334,7 +327,7 @@ class ServerLooks:
         after: After = START,
         limit: int = ROWS,
         terms: Terms | None = None,
-    ) -> Look[JobRows]:
+    ) -> AnySteps[JobRows]:
         """Read a page of jobs, the next to run first, or the latest first if they have finished.
 
         `after` is the cursor from the previous page. Sorted states are paged by score and id, so
@@ -359,8 +352,8 @@ class ServerLooks:
         shown = self._rows(queue, wanted_state, list(rows.values()))
         return JobRows(shown, found.total, found.after)
 
-    @looks
-    def place(self, queue: str, job_id: str) -> Look[JobLocation]:
+    @server_operation
+    def place(self, queue: str, job_id: str) -> AnySteps[JobLocation]:
         """Read one job with its state and position, with one call of ~50 commands.
 
         The middle of a list with more than 40,000 jobs is not searched completely. `sure` is False
@@ -371,7 +364,7 @@ class ServerLooks:
             raise JobNotFound(queue, job_id)
         return placed
 
-    @looks
+    @server_operation
     def search(
         self,
         queue: str,
@@ -380,7 +373,7 @@ class ServerLooks:
         *,
         after: After = START,
         mask: Callable[[str], str] | None = None,
-    ) -> Look[SearchStep]:
+    ) -> AnySteps[SearchStep]:
         """Search the next 100 jobs in a state, or fewer if they exceed 256 kB.
 
         The order is that of `peek`. It sends one call with about 3 commands per job, and one
@@ -403,10 +396,10 @@ class ServerLooks:
             shown, found.looked_at, found.too_large, found.after, found.total, found.reached
         )
 
-    @looks
+    @server_operation
     def failures(
         self, queue: str, most: int = 1000, *, before: Failures | None = None, sample: int = 0
-    ) -> Look[Failures]:
+    ) -> AnySteps[Failures]:
         """Group the newest failed jobs by task and error, optionally with a sample of the rest.
 
         Jobs that are in the result `before` are not read again. It sends one call to count, one
@@ -418,7 +411,7 @@ class ServerLooks:
 
     def _failures(
         self, queue: str, most: int, before: Failures | None = None, sample: int = 0
-    ) -> Look[Failures]:
+    ) -> AnySteps[Failures]:
         keys = self.namespace.keys(queue)
         counts = yield from ask(read.count_jobs(keys))
         total = counts[JobState.FAILED]
@@ -442,18 +435,18 @@ class ServerLooks:
         groups = group_failures(window.values(), drawn if older else (), older, likeness)
         return Failures(total, len(window), groups, len(drawn), window, drawn, drawn_at, likeness)
 
-    def _sample(self, queues: Sequence[str], minutes: int) -> Look[list[QueueSample]]:
+    def _sample(self, queues: Sequence[str], minutes: int) -> AnySteps[list[QueueSample]]:
         found = yield from ask_queues(
             self.namespace, queues, lambda keys: browse.survey_queue(keys, minutes)
         )
         at = time.time()
         return [_sampled(name, at, found[name]) for name in queues]
 
-    def _ends(self, queue: str, minutes: int) -> Look[EndsByMinute]:
+    def _ends(self, queue: str, minutes: int) -> AnySteps[EndsByMinute]:
         minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
         return ask(browse.count_ends(self.namespace.keys(queue), minute_ms, minutes))
 
-    def _crew(self) -> Look[Crew]:
+    def _crew(self) -> AnySteps[Crew]:
         found: dict[str, list[ConnectedWorker]] = {}
         told, count = True, 0
         lost: TaskbullError | None = None
@@ -477,7 +470,7 @@ class ServerLooks:
 
     def _failed(
         self, queue: str, *, ranks: Sequence[int] = (), ids: Sequence[str] = ()
-    ) -> Look[list[FailedJob]]:
+    ) -> AnySteps[list[FailedJob]]:
         keys = self.namespace.keys(queue)
         found: list[FailedJob] = []
         place = 0
@@ -488,7 +481,7 @@ class ServerLooks:
             place += max(len(some), 1)
         return found
 
-    def _placed(self, queue: str, job_id: str) -> Look[JobLocation | None]:
+    def _placed(self, queue: str, job_id: str) -> AnySteps[JobLocation | None]:
         if check_text("job_id", job_id) in RESERVED_IDS:
             return None
         found = yield from ask(browse.place_job(self.namespace.keys(queue), job_id))

@@ -14,9 +14,10 @@ from taskbull.core.validation import check_text
 from taskbull.monitor.browse import JobLocation, ServerLooks
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.queue.job_tree import read_nodes
-from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask
+from taskbull.queue.methods import server_operation
+from taskbull.queue.questions import ask
 from taskbull.scripts import browse, records
+from taskbull.scripts.call import AnySteps
 from taskbull.scripts.read import Place, pick_pending
 
 _AWAITED: Final = 20
@@ -30,8 +31,8 @@ _LOOKED_AT: Final = 20
 class ServerExplanations(ServerLooks):
     """Methods that explain the state of a job or a queue to a user."""
 
-    @looks
-    def why(self, queue: str, job_id: str | None = None) -> Look[Explanation]:
+    @server_operation
+    def why(self, queue: str, job_id: str | None = None) -> AnySteps[Explanation]:
         """Explain why a job does not run, or how it finished. Without an id, explain the queue.
 
         A missing job is explained as well and raises no error. It sends five calls, and one CLIENT
@@ -48,13 +49,13 @@ class ServerExplanations(ServerLooks):
             placed = yield from self._placed(queue, job_id)
         return explain((yield from self._job_facts(watch.facts(now), job_id, placed)))
 
-    @looks
-    def facts(self, queue: str) -> Look[QueueFacts]:
+    @server_operation
+    def facts(self, queue: str) -> AnySteps[QueueFacts]:
         """Gather the current facts about a queue, as used by `why` and `find_trouble`."""
         watch = yield from self._watch(queue)
         return watch.facts()
 
-    def _watch(self, queue: str) -> Look[QueueWatch]:
+    def _watch(self, queue: str) -> AnySteps[QueueWatch]:
         """Read all available information about a queue once."""
         watch, keys = QueueWatch(queue), self.namespace.keys(queue)
         [sample] = yield from self._sample([queue], 60)
@@ -64,7 +65,7 @@ class ServerExplanations(ServerLooks):
         watch.met((yield from self._crew()), seen)
         return watch
 
-    def _why_queue(self, watch: QueueWatch, now: datetime) -> Look[Explanation]:
+    def _why_queue(self, watch: QueueWatch, now: datetime) -> AnySteps[Explanation]:
         keys = self.namespace.keys(watch.name)
         for _ in range(2):  # A job may finish between the reads of its position and its lock.
             watch.peeked((yield from ask(browse.peek_active(keys, 0, _LOOKED_AT - 1))))
@@ -74,7 +75,7 @@ class ServerExplanations(ServerLooks):
 
     def _job_facts(
         self, facts: QueueFacts, job_id: str, placed: JobLocation | None
-    ) -> Look[JobFacts]:
+    ) -> AnySteps[JobFacts]:
         keys = self.namespace.keys(facts.name)
         if placed is None:
             [sample] = yield from self._sample([facts.name], 0)
@@ -119,7 +120,7 @@ class ServerExplanations(ServerLooks):
             before_unranked=unranked,
         )
 
-    def _usual(self, keys: QueueKeys, name: str) -> Look[float | None]:
+    def _usual(self, keys: QueueKeys, name: str) -> AnySteps[float | None]:
         """Return the median run time of a task's latest completed jobs, in seconds."""
         page = yield from ask(browse.peek_jobs(keys, JobState.COMPLETED))
         took = [
@@ -133,7 +134,7 @@ class ServerExplanations(ServerLooks):
         return max(median(took), 0) / 1000 if took else None
 
 
-def _awaited(keys: QueueKeys, job_id: str) -> Look[list[ChildFacts]]:
+def _awaited(keys: QueueKeys, job_id: str) -> AnySteps[list[ChildFacts]]:
     places = yield from ask(pick_pending(Place(keys, job_id), _AWAITED))
     nodes = yield from read_nodes(places)
     found = [

@@ -11,10 +11,11 @@ from msgspec import Struct
 from taskbull.core.states import JobState
 from taskbull.core.validation import check_int
 from taskbull.queue.failures import group_failures
-from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask, ask_together
+from taskbull.queue.methods import server_operation
+from taskbull.queue.questions import ask, ask_together
 from taskbull.scripts import records
 from taskbull.scripts.browse import FailedJob, RetriedStep, peek_retried
+from taskbull.scripts.call import AnySteps
 from taskbull.scripts.records import CountedError
 from taskbull.store.address import Namespace
 
@@ -58,8 +59,8 @@ class HiddenLooks:
 
     namespace: Namespace
 
-    @looks
-    def hidden_errors(self, queue: str, hours: int = 1) -> Look[list[CountedError]]:
+    @server_operation
+    def hidden_errors(self, queue: str, hours: int = 1) -> AnySteps[list[CountedError]]:
         """Count failed attempts of taskbull workers by error, the most frequent first.
 
         Attempts count whether or not they were retried. The counts cover the current clock hour and
@@ -68,8 +69,8 @@ class HiddenLooks:
         check_int("hours", hours, least=0, most=24)
         return self._counted(queue, hours)
 
-    @looks
-    def retried(self, queue: str) -> Look[HiddenErrors]:
+    @server_operation
+    def retried(self, queue: str) -> AnySteps[HiddenErrors]:
         """Group jobs that failed and are retried by error, with the counts of taskbull workers.
 
         Jobs of Node.js workers are included. It checks at most 500 delayed jobs, and 100 each of
@@ -101,7 +102,7 @@ class HiddenLooks:
         frequent = sorted(found.values(), key=lambda one: (-one.jobs, -one.counted))
         return HiddenErrors(frequent, looked_at)
 
-    def _retried(self, queue: str, state: JobState, most: int) -> Look[RetriedStep]:
+    def _retried(self, queue: str, state: JobState, most: int) -> AnySteps[RetriedStep]:
         keys, looked_at, jobs = self.namespace.keys(queue), 0, list[FailedJob]()
         while looked_at < most:
             step = yield from ask(peek_retried(keys, state, looked_at))
@@ -111,7 +112,7 @@ class HiddenLooks:
                 break
         return RetriedStep(looked_at, jobs)
 
-    def _counted(self, queue: str, hours: int) -> Look[list[CountedError]]:
+    def _counted(self, queue: str, hours: int) -> AnySteps[list[CountedError]]:
         keys, now_ms = self.namespace.keys(queue), int(time.time() * 1000)
         calls = [records.get_errors(keys, now_ms - hour * 3_600_000) for hour in range(hours + 1)]
         found: dict[str, CountedError] = {}

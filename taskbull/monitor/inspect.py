@@ -25,10 +25,9 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.monitor.search import SearchPlace, all_queues, find_queues
-from taskbull.queue.methods import looks
+from taskbull.queue.methods import server_operation
 from taskbull.queue.questions import (
     LOST,
-    Look,
     ask,
     ask_on,
     ask_queues,
@@ -39,6 +38,7 @@ from taskbull.queue.questions import (
 )
 from taskbull.scripts import browse, read, servers
 from taskbull.scripts.browse import PEEKED, ActiveJob
+from taskbull.scripts.call import AnySteps
 from taskbull.scripts.events import last_event_id
 from taskbull.scripts.read import ChildCounts, Counts
 from taskbull.scripts.servers import Client, ConnectedWorker, try_commands, try_plainly
@@ -187,13 +187,13 @@ class ServerOperations:
 
     # The servers
 
-    @looks
-    def servers(self) -> Look[list[Node]]:
+    @server_operation
+    def servers(self) -> AnySteps[list[Node]]:
         """List the servers that hold the queues: a single one, or the masters of a Cluster."""
         return list_servers()
 
-    @looks
-    def ping(self, server: Node | None = None) -> Look[None]:
+    @server_operation
+    def ping(self, server: Node | None = None) -> AnySteps[None]:
         """Raise an error if Redis, or the given server, does not answer.
 
         A Cluster counts as available if one of its nodes answers.
@@ -203,46 +203,46 @@ class ServerOperations:
         else:
             yield from self._lost_servers()
 
-    @looks
-    def lost_servers(self) -> Look[dict[Node, str]]:
+    @server_operation
+    def lost_servers(self) -> AnySteps[dict[Node, str]]:
         """Return the servers that do not answer, with the errors. Raise if none answers."""
         lost = yield from self._lost_servers()
         return {node: str(error) for node, error in lost.items()}
 
-    def _lost_servers(self) -> Look[dict[Node, TaskbullError]]:
+    def _lost_servers(self) -> AnySteps[dict[Node, TaskbullError]]:
         nodes = yield from list_servers()
         lost = yield from lost_servers(nodes)
         if len(lost) == len(nodes):
             raise lost[nodes[0]]
         return lost
 
-    @looks
-    def info(self, server: Node) -> Look[dict[str, str]]:
+    @server_operation
+    def info(self, server: Node) -> AnySteps[dict[str, str]]:
         """Return the fields of a server's INFO."""
         return ask_on(server, servers.get_info())
 
-    @looks
-    def cluster_info(self, server: Node) -> Look[dict[str, str]]:
+    @server_operation
+    def cluster_info(self, server: Node) -> AnySteps[dict[str, str]]:
         """Return the fields of a server's CLUSTER INFO."""
         return ask_on(server, servers.get_cluster_info())
 
-    @looks
-    def save_points(self, server: Node) -> Look[str]:
+    @server_operation
+    def save_points(self, server: Node) -> AnySteps[str]:
         """Return a server's snapshot settings (`save`). Empty if it writes no snapshots."""
         return ask_on(server, servers.get_save_points())
 
-    @looks
-    def time(self, server: Node) -> Look[float]:
+    @server_operation
+    def time(self, server: Node) -> AnySteps[float]:
         """Return the time by a server's clock, in seconds since 1970."""
         return ask_on(server, servers.get_time())
 
-    @looks
-    def server_of(self, queue: str) -> Look[Node]:
+    @server_operation
+    def server_of(self, queue: str) -> AnySteps[Node]:
         """Return the server that holds a queue."""
         return server_of(self.namespace.keys(queue))
 
-    @looks
-    def refused_commands(self, queue: str) -> Look[dict[str, str]]:
+    @server_operation
+    def refused_commands(self, queue: str) -> AnySteps[dict[str, str]]:
         """Try all commands that taskbull needs for a queue. Return the refused ones with errors."""
         keys, token = self.namespace.keys(queue), token_hex(8)
         server = yield from server_of(keys)
@@ -257,34 +257,34 @@ class ServerOperations:
 
     # The queues
 
-    @looks
-    def exists(self, queue: str) -> Look[bool]:
+    @server_operation
+    def exists(self, queue: str) -> AnySteps[bool]:
         """Return True if a queue is in Redis or belongs to a task of the app."""
         keys = self.namespace.keys(queue)
         if queue in self._known:
             return True
         return (yield from ask(browse.exists(keys)))
 
-    @looks
+    @server_operation
     def find_queues(
         self, place: SearchPlace | None = None
-    ) -> Look[tuple[list[str], SearchPlace | None]]:
+    ) -> AnySteps[tuple[list[str], SearchPlace | None]]:
         """Return the queues in the next 1000 keys or so, and the place of the next step.
 
         The place is None after the last step.
         """
         return find_queues(self.namespace, place)
 
-    @looks
-    def queues(self) -> Look[list[str]]:
+    @server_operation
+    def queues(self) -> AnySteps[list[str]]:
         """Return the sorted names of all queues, in Redis and in the app.
 
         This scans all keys of the server in short calls. `find_queues` makes one such call.
         """
         return all_queues(self.namespace, self._known)
 
-    @looks
-    def survey(self, queues: Iterable[str] | None = None) -> Look[list[QueueSummary]]:
+    @server_operation
+    def survey(self, queues: Iterable[str] | None = None) -> AnySteps[list[QueueSummary]]:
         """Summarize some or all queues: counts, workers and the waiting time of the next job.
 
         It sends one short call per queue, all in one round trip, and one per server. A queue that
@@ -320,10 +320,10 @@ class ServerOperations:
             summaries.append(summary)
         return summaries
 
-    @looks
+    @server_operation
     def workers(
         self, queues: Iterable[str] | None = None
-    ) -> Look[dict[str, list[ConnectedWorker]]]:
+    ) -> AnySteps[dict[str, list[ConnectedWorker]]]:
         """List the connected workers of some or all queues, including Node.js workers.
 
         It sends one command per server. If a Cluster node does not answer, its queues are left out.
@@ -352,8 +352,8 @@ class ServerOperations:
             raise lost
         return workers
 
-    @looks
-    def active(self, queue: str, most: int = 100) -> Look[list[ActiveJob]]:
+    @server_operation
+    def active(self, queue: str, most: int = 100) -> AnySteps[list[ActiveJob]]:
         """List the longest-running jobs, with their workers and locks."""
         keys = self.namespace.keys(queue)
         found: list[ActiveJob] = []
@@ -364,14 +364,14 @@ class ServerOperations:
                 break
         return list({job.id: job for job in found}.values())
 
-    @looks
-    def last_event_id(self, queue: str) -> Look[str]:
+    @server_operation
+    def last_event_id(self, queue: str) -> AnySteps[str]:
         """Return the id of a queue's last event, or `0-0` if there is none."""
         return ask(last_event_id(self.namespace.keys(queue)))
 
     # The jobs
 
-    @looks
+    @server_operation
     def jobs(
         self,
         queue: str,
@@ -379,7 +379,7 @@ class ServerOperations:
         *,
         offset: int = 0,
         limit: int = 20,
-    ) -> Look[JobPage]:
+    ) -> AnySteps[JobPage]:
         """List jobs by state, the next to run first, or the latest first if they have finished."""
         check_int("offset", offset, least=0)
         check_int("limit", limit, least=1)
@@ -399,8 +399,10 @@ class ServerOperations:
                 found += yield from self._views(keys, jobs, state)
         return JobPage(found, total)
 
-    @looks
-    def inspect(self, queue: str, job_id: str, *, log_lines: int | None = 200) -> Look[JobDetails]:
+    @server_operation
+    def inspect(
+        self, queue: str, job_id: str, *, log_lines: int | None = 200
+    ) -> AnySteps[JobDetails]:
         """Return all stored information about a job, with its newest log lines.
 
         If `log_lines` is None, all log lines are returned. Raises `JobNotFound` if the job does not
@@ -425,7 +427,9 @@ class ServerOperations:
         children = yield from ask(read.count_children(keys, job_id))
         return JobDetails(view, options, lock, children, logs.lines)
 
-    def _views(self, keys: QueueKeys, jobs: Sequence[Job], state: JobState) -> Look[list[JobView]]:
+    def _views(
+        self, keys: QueueKeys, jobs: Sequence[Job], state: JobState
+    ) -> AnySteps[list[JobView]]:
         due: list[datetime | None] = [None] * len(jobs)
         if state is JobState.DELAYED:
             due = yield from ask_together([browse.get_due(keys, job.id) for job in jobs])
@@ -434,12 +438,12 @@ class ServerOperations:
             for job, when in zip(jobs, due, strict=True)
         ]
 
-    def _names(self, queues: Iterable[str] | None) -> Look[list[str]]:
+    def _names(self, queues: Iterable[str] | None) -> AnySteps[list[str]]:
         if queues is None:
             return (yield from all_queues(self.namespace, self._known))
         return [queues] if isinstance(queues, str) else list(queues)
 
-    def _clients_if_told(self, server: Endpoint) -> Look[list[Client] | None]:
+    def _clients_if_told(self, server: Endpoint) -> AnySteps[list[Client] | None]:
         try:
             return (yield from ask_on(server, servers.list_clients()))
         except ServerRefused:  # An ACL rule or the provider forbids CLIENT LIST.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from time import monotonic
+from typing import Any
 
 import pytest
 
-from taskbull.queue.stores import Driver
+from taskbull.store.delivery import Deadline, Drive
 
 
-def asking(times: int) -> Generator[str, int, int]:
+def asking(times: int) -> Generator[Any, int, int]:
     total = 0
     for number in range(times):
         try:
@@ -26,20 +28,30 @@ def asking(times: int) -> Generator[str, int, int]:
 def test_answers_and_errors_reach_the_generator(
     times: int, answers: list[int | Exception], result: int
 ) -> None:
-    driver, asked = Driver(asking(times)), list[str]()
-    while driver.asks:
-        with driver:
-            asked.append(driver.question)
+    drive, asked = Drive(asking(times), Deadline(None, monotonic)), list[str]()
+    while drive.asks:
+        with drive:
+            asked.append(drive.request())
             answer = answers[len(asked) - 1]
             if isinstance(answer, Exception):
                 raise answer
-            driver.answer = answer
-    assert driver.result == result
+            drive.answer = answer
+    assert drive.result == result
     assert asked == [f"number {number}?" for number in range(times)]
 
 
-def test_an_error_that_the_generator_does_not_know_comes_out() -> None:
-    driver, error = Driver(asking(2)), KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt) as caught, driver:
+def test_who_breaks_off_ends_the_generator() -> None:
+    ended: list[bool] = []
+
+    def ending() -> Generator[Any, int, int]:
+        try:
+            return (yield from asking(2))
+        finally:
+            ended.append(True)
+
+    drive, error = Drive(ending(), Deadline(None, monotonic)), KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt) as caught, drive:
         raise error
     assert caught.value is error
+    assert ended == [True]
+    assert not drive.asks
