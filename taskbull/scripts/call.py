@@ -219,7 +219,7 @@ class Finish(StoreRequest, frozen=True):
 
 
 AnyRequest: TypeAlias = Request[Any] | StoreRequest
-"""What an operation may yield."""
+"""A request that an operation may yield."""
 
 Steps: TypeAlias = Generator[Request[Any], Any, T]
 """An operation that yields single calls. They share a time limit until one of them succeeds."""

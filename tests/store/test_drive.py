@@ -1,4 +1,4 @@
-"""A generator that asks is run to its end, and is told what went wrong on the way."""
+"""A driver runs a generator until it returns, and raises errors inside it."""
 
 from __future__ import annotations
 
