@@ -22,7 +22,7 @@ from taskbull.queue.add import Adder
 from taskbull.queue.add_bulk import Bulk, Entry, Flow, Progress, add_at_once, check_bulk
 from taskbull.queue.handle import DataCheck, JobHandle, QueueClient, ReadResult
 from taskbull.queue.stores import Stores
-from taskbull.scripts.call import Stages
+from taskbull.scripts.call import AnySteps
 from taskbull.store.address import Address, Namespace
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ class Producer:
         """Add jobs and return their handles in order."""
         if self._elsewhere is not None:
             return self._divert(self._elsewhere, specs, progress)
-        return self.stores.perform(self._bulk(specs, progress), self._timeout)
+        return self.stores.run(self._bulk(specs, progress), self._timeout)
 
     async def aenqueue(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
@@ -338,7 +338,7 @@ class Producer:
         """Add jobs and return their handles in order."""
         if self._elsewhere is not None:
             return self._divert(self._elsewhere, specs, progress)
-        return await self.stores.aperform(self._bulk(specs, progress), self._timeout)
+        return await self.stores.arun(self._bulk(specs, progress), self._timeout)
 
     def _divert(
         self, elsewhere: Enqueue, specs: Iterable[JobSpec[Any]], progress: Progress | None
@@ -351,7 +351,7 @@ class Producer:
 
     def _bulk(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None
-    ) -> Stages[list[JobHandle[Any]]]:
+    ) -> AnySteps[list[JobHandle[Any]]]:
         return Bulk(specs, self._entry, progress).run()
 
     def _entry(self, place: int, spec: JobSpec[Any]) -> Entry:

@@ -17,10 +17,10 @@ from taskbull.core.schedule import Schedule
 from taskbull.core.validation import check_int
 from taskbull.errors import TaskbullError
 from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
-from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask, ask_each, ask_queues
+from taskbull.queue.methods import server_operation
+from taskbull.queue.questions import ask, ask_each, ask_queues
 from taskbull.scripts import records as records_calls
-from taskbull.scripts.call import none_failed
+from taskbull.scripts.call import AnySteps, none_failed
 from taskbull.scripts.schedulers import get_scheduler
 from taskbull.store.address import Namespace
 
@@ -62,8 +62,8 @@ class BoardOperations:
 
     namespace: Namespace
 
-    @looks
-    def claim(self, number: str) -> Look[bool]:
+    @server_operation
+    def claim(self, number: str) -> AnySteps[bool]:
         """Claim a form's number. Return True if it was not used in the last 10 min."""
         prefix, by = self.namespace.prefix, token_hex(8)
         if (yield from ask(records_calls.claim_number(prefix, number, by))):
@@ -71,29 +71,29 @@ class BoardOperations:
         # The claim may be this call's own: the first reply was lost and the command repeated.
         return (yield from ask(records_calls.get_claimant(prefix, number))) == by
 
-    @looks
-    def record_operation(self, record: OperationRecord) -> Look[None]:
+    @server_operation
+    def record_operation(self, record: OperationRecord) -> AnySteps[None]:
         """Store the progress of an operation."""
         raw = msgspec.json.encode(record)
         for command in records_calls.write_operation(self.namespace.prefix, record.id, raw):
             yield from ask(command)
 
-    @looks
-    def stop_operation(self, operation_id: str) -> Look[None]:
+    @server_operation
+    def stop_operation(self, operation_id: str) -> AnySteps[None]:
         """Ask the dashboard that runs an operation to stop it."""
         for command in records_calls.write_operation(
             self.namespace.prefix, f"{operation_id}:stop", b"1"
         ):
             yield from ask(command)
 
-    @looks
-    def is_stopped(self, operation_id: str) -> Look[bool]:
+    @server_operation
+    def is_stopped(self, operation_id: str) -> AnySteps[bool]:
         """Return True if a stop was requested for an operation."""
         found = yield from ask(records_calls.get_operations(self.namespace.prefix))
         return f"{operation_id}:stop" in found
 
-    @looks
-    def operations(self) -> Look[list[OperationRecord]]:
+    @server_operation
+    def operations(self) -> AnySteps[list[OperationRecord]]:
         """List the current operations and those of the last hour, the newest first."""
         found = yield from ask(records_calls.get_operations(self.namespace.prefix))
         records = [record for raw in found.values() if (record := _decoded(raw)) is not None]
@@ -104,10 +104,10 @@ class BoardOperations:
             yield from ask(records_calls.forget_operations(self.namespace.prefix, ids))
         return records[:MOST_OPERATIONS]
 
-    @looks
+    @server_operation
     def next_schedules(
         self, queues: Iterable[str], *, start: int = 0, limit: int = 50
-    ) -> Look[NextSchedules]:
+    ) -> AnySteps[NextSchedules]:
         """List schedules of some queues, sorted by their next run.
 
         It sends one command per queue and one call per listed schedule, in two round trips. If
@@ -136,10 +136,10 @@ class BoardOperations:
             [each for each in schedules if isinstance(each, Schedule)], len(due) > start + limit
         )
 
-    @looks
+    @server_operation
     def flow(
         self, queue: str, job_id: str, *, depth: int = DEPTH, limit: int = MOST
-    ) -> Look[JobTree | None]:
+    ) -> AnySteps[JobTree | None]:
         """Return a job and some of its descendants as a tree, with one call per 100 jobs."""
         return (yield from get_tree(self.namespace.keys(queue), job_id, depth, limit))
 

@@ -25,10 +25,9 @@ from taskbull.core.worker_record import JobHistory
 from taskbull.errors import JobNotFound, ServerRefused, TaskbullError
 from taskbull.monitor.search import all_queues, plain_name
 from taskbull.queue.failures import Failures, group_by_fingerprint, group_failures, spread
-from taskbull.queue.methods import looks
+from taskbull.queue.methods import server_operation
 from taskbull.queue.questions import (
     LOST,
-    Look,
     ask,
     ask_on,
     ask_queues,
@@ -52,6 +51,7 @@ from taskbull.scripts.browse import (
     get_failed_ids,
     list_failures,
 )
+from taskbull.scripts.call import AnySteps
 from taskbull.scripts.read import LOG_PIECE, FieldPiece, Logs
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.store.address import Endpoint, Namespace
@@ -84,10 +84,10 @@ class JobLooks:
 
     namespace: Namespace
 
-    @looks
+    @server_operation
     def preview_field(
         self, queue: str, job_id: str, field: str, *, most: int = 16_384, end: bool = False
-    ) -> Look[FieldPiece]:
+    ) -> AnySteps[FieldPiece]:
         """Read the first or last bytes of a job's field, with one call of two commands.
 
         For fields above 4 MB, only the size is returned, because Redis would have to copy the whole
@@ -98,20 +98,20 @@ class JobLooks:
         return ask(read.preview_field(keys, check_text("job_id", job_id), _field(field), most,
                                          end=end))  # fmt: skip
 
-    @looks
-    def get_field(self, queue: str, job_id: str, field: str) -> Look[bytes | None]:
+    @server_operation
+    def get_field(self, queue: str, job_id: str, field: str) -> AnySteps[bytes | None]:
         """Read the raw value of a job's field, of any size, or None if it does not exist."""
         keys = self.namespace.keys(queue)
         return ask(read.get_field(keys, check_text("job_id", job_id), _field(field)))
 
-    @looks
-    def newest_log(self, queue: str, job_id: str, most: int = 200) -> Look[Logs]:
+    @server_operation
+    def newest_log(self, queue: str, job_id: str, most: int = 200) -> AnySteps[Logs]:
         """Read the newest lines of a job's log, up to 256 kB, with one command per line."""
         check_int("most", most, least=1, most=1000)
         return ask(read.get_newest_logs(self.namespace.keys(queue), job_id, most))
 
-    @looks
-    def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> Look[list[bytes]]:
+    @server_operation
+    def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> AnySteps[list[bytes]]:
         """Read all lines of a job's log, with one command per 100 lines.
 
         Reading stops once the lines exceed `most_bytes`.
@@ -124,8 +124,8 @@ class JobLooks:
             if len(some) < LOG_PIECE or length > most_bytes:
                 return lines
 
-    @looks
-    def history(self, queue: str, job_id: str) -> Look[JobHistory]:
+    @server_operation
+    def history(self, queue: str, job_id: str) -> AnySteps[JobHistory]:
         """Read a job's history from the newest 1,000 events, with one call of ~100 commands."""
         keys = self.namespace.keys(queue)
         return ask(read.find_events(keys, check_text("job_id", job_id)))
@@ -165,8 +165,8 @@ class ServerLooks:
     _known: frozenset[str]
     _attempts_of: Callable[[Job], int]
 
-    @looks
-    def survey(self, queues: Iterable[str] | None = None) -> Look[list[QueueSample]]:
+    @server_operation
+    def survey(self, queues: Iterable[str] | None = None) -> AnySteps[list[QueueSample]]:
         """Read the counts, limits, next job and number of workers of some or all queues.
 
         It sends one call of about 30 commands per queue, all in one round trip, and one CLIENT LIST
@@ -184,10 +184,10 @@ class ServerLooks:
             for sample in samples
         ]
 
-    @looks
+    @server_operation
     def workers(
         self, queues: Iterable[str] | None = None
-    ) -> Look[dict[str, list[ConnectedWorker]]]:
+    ) -> AnySteps[dict[str, list[ConnectedWorker]]]:
         """List the connected workers of some or all queues, including Node.js workers.
 
         It sends one CLIENT LIST per server. If a Cluster node does not answer, its queues have no
@@ -205,7 +205,7 @@ class ServerLooks:
         shown = sorted(found.by_queue) if names is None else names
         return {name: found.by_queue.get(name, []) for name in shown}
 
-    @looks
+    @server_operation
     def jobs(
         self,
         queue: str,
@@ -215,7 +215,7 @@ class ServerLooks:
         limit: int = ROWS,
         terms: Terms | None = None,
         whole: bool = False,
-    ) -> Look[JobRows]:
+    ) -> AnySteps[JobRows]:
         """Read a page of jobs, the next to run first, or the latest first if they have finished.
 
         `after` is the cursor from the previous page, or `After(place=n)` to skip n jobs. Sorted
@@ -229,8 +229,8 @@ class ServerLooks:
         keys, fields = self.namespace.keys(queue), None if whole else LINE_FIELDS
         return self._jobs(keys, wanted_state, start, limit, fields, bound)
 
-    @looks
-    def active(self, queue: str, most: int = 100) -> Look[list[JobRow]]:
+    @server_operation
+    def active(self, queue: str, most: int = 100) -> AnySteps[list[JobRow]]:
         """List the longest-running jobs: their task, worker, start time and lock.
 
         It sends one call per 25 jobs, with 7 commands per job.
@@ -240,8 +240,8 @@ class ServerLooks:
         page = yield from self._jobs(keys, JobState.ACTIVE, START, most, RUN_TIME_FIELDS)
         return page.rows
 
-    @looks
-    def inspect(self, queue: str, job_id: str, *, whole: bool = False) -> Look[JobDetails]:
+    @server_operation
+    def inspect(self, queue: str, job_id: str, *, whole: bool = False) -> AnySteps[JobDetails]:
         """Read one job with its state and position, with one call of ~50 commands.
 
         The middle of a list with more than 40,000 jobs is not searched completely. `sure` is False
@@ -256,7 +256,7 @@ class ServerLooks:
         logs = yield from ask(read.get_logs(self.namespace.keys(queue), job_id))
         return replace(found, logs=logs.lines)
 
-    @looks
+    @server_operation
     def search(
         self,
         queue: str,
@@ -265,7 +265,7 @@ class ServerLooks:
         *,
         after: After = START,
         mask: Callable[[str], str] | None = None,
-    ) -> Look[SearchStep]:
+    ) -> AnySteps[SearchStep]:
         """Search the next 100 jobs in a state, or fewer if they exceed 256 kB.
 
         The order is that of `jobs`. It sends one call with about 3 commands per job, and one
@@ -285,10 +285,10 @@ class ServerLooks:
             rows = [row for row, raw in zip(rows, data, strict=True) if confirmed(terms, raw, mask)]
         return replace(found, rows=self._with_attempts(rows))
 
-    @looks
+    @server_operation
     def failures(
         self, queue: str, most: int = 1000, *, before: Failures | None = None, sample: int = 0
-    ) -> Look[Failures]:
+    ) -> AnySteps[Failures]:
         """Group the newest failed jobs by task and error, optionally with a sample of the rest.
 
         Jobs that are in the result `before` are not read again. It sends one call to count, one
@@ -300,7 +300,7 @@ class ServerLooks:
 
     def _failures(
         self, queue: str, most: int, before: Failures | None = None, sample: int = 0
-    ) -> Look[Failures]:
+    ) -> AnySteps[Failures]:
         keys = self.namespace.keys(queue)
         counts = yield from ask(read.count_jobs(keys))
         total = counts[JobState.FAILED]
@@ -324,7 +324,7 @@ class ServerLooks:
         groups = group_failures(window.values(), drawn if older else (), older, likeness)
         return Failures(total, len(window), groups, len(drawn), window, drawn, drawn_at, likeness)
 
-    def _sample(self, queues: Sequence[str], minutes: int = 0) -> Look[list[QueueSample]]:
+    def _sample(self, queues: Sequence[str], minutes: int = 0) -> AnySteps[list[QueueSample]]:
         found = yield from ask_queues(
             self.namespace, queues, lambda keys: browse.survey_queue(keys, minutes)
         )
@@ -336,7 +336,7 @@ class ServerLooks:
             for name in queues
         ]
 
-    def _workers(self, nodes: Iterable[Endpoint] | None = None) -> Look[Workers]:
+    def _workers(self, nodes: Iterable[Endpoint] | None = None) -> AnySteps[Workers]:
         """List the connected workers, of all servers or of some."""
         found: dict[str, list[ConnectedWorker]] = {}
         refusal: ServerRefused | None = None
@@ -367,7 +367,7 @@ class ServerLooks:
         limit: int,
         fields: Mapping[str, int] | None,
         bound: float | None = None,
-    ) -> Look[JobRows]:
+    ) -> AnySteps[JobRows]:
         rows: dict[str, JobRow] = {}
         piece = WHOLE_PIECE if fields is None else PIECE
         while True:
@@ -383,7 +383,7 @@ class ServerLooks:
 
     def _failed(
         self, queue: str, *, ranks: Sequence[int] = (), ids: Sequence[str] = ()
-    ) -> Look[list[FailedJob]]:
+    ) -> AnySteps[list[FailedJob]]:
         keys = self.namespace.keys(queue)
         found: list[FailedJob] = []
         place = 0
@@ -396,7 +396,7 @@ class ServerLooks:
 
     def _inspect(
         self, queue: str, job_id: str, fields: Mapping[str, int] | None = WHOLE_FIELDS
-    ) -> Look[JobDetails | None]:
+    ) -> AnySteps[JobDetails | None]:
         if check_text("job_id", job_id) in RESERVED_IDS:
             return None
         found = yield from ask(browse.find_job(self.namespace.keys(queue), job_id, fields=fields))

@@ -15,11 +15,11 @@ from taskbull.core.wire.job import ID_FIELDS, RUN_TIME_FIELDS
 from taskbull.monitor.browse import JobDetails, ServerLooks
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.queue.job_tree import read_nodes
-from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask
+from taskbull.queue.methods import server_operation
+from taskbull.queue.questions import ask
 from taskbull.scripts import browse, records
 from taskbull.scripts.browse import EndsByMinute, JobRows
-from taskbull.scripts.call import Call
+from taskbull.scripts.call import AnySteps, Call
 from taskbull.scripts.read import Place, pick_pending
 
 _AWAITED: Final = 20
@@ -33,8 +33,8 @@ _LOOKED_AT: Final = 20
 class ServerExplanations(ServerLooks):
     """Methods that explain the state of a job or a queue to a user."""
 
-    @looks
-    def why(self, queue: str, job_id: str | None = None) -> Look[Explanation]:
+    @server_operation
+    def why(self, queue: str, job_id: str | None = None) -> AnySteps[Explanation]:
         """Explain why a job does not run, or how it finished. Without an id, explain the queue.
 
         A missing job is explained as well and raises no error. It sends five calls, and one CLIENT
@@ -47,13 +47,13 @@ class ServerExplanations(ServerLooks):
         found = yield from self._inspect(queue, job_id)
         return explain((yield from self._job_facts(watch.facts(now), job_id, found)))
 
-    @looks
-    def facts(self, queue: str) -> Look[QueueFacts]:
+    @server_operation
+    def facts(self, queue: str) -> AnySteps[QueueFacts]:
         """Gather the current facts about a queue, as used by `why` and `find_trouble`."""
         watch = yield from self._watch(queue)
         return watch.facts()
 
-    def _watch(self, queue: str) -> Look[QueueWatch]:
+    def _watch(self, queue: str) -> AnySteps[QueueWatch]:
         """Read all available information about a queue once."""
         watch, keys = QueueWatch(queue), self.namespace.keys(queue)
         [sample] = yield from self._sample([queue], 60)
@@ -63,7 +63,7 @@ class ServerExplanations(ServerLooks):
         watch.met((yield from self._workers()), seen)
         return watch
 
-    def _why_queue(self, watch: QueueWatch, now: datetime) -> Look[Explanation]:
+    def _why_queue(self, watch: QueueWatch, now: datetime) -> AnySteps[Explanation]:
         keys = self.namespace.keys(watch.name)
         for _ in range(2):  # A job may finish between the reads of its position and its lock.
             watch.checked((yield from ask(oldest_running(keys))).rows)
@@ -73,7 +73,7 @@ class ServerExplanations(ServerLooks):
 
     def _job_facts(
         self, facts: QueueFacts, job_id: str, found: JobDetails | None
-    ) -> Look[JobFacts]:
+    ) -> AnySteps[JobFacts]:
         keys = self.namespace.keys(facts.name)
         if found is None:
             [sample] = yield from self._sample([facts.name])
@@ -118,7 +118,7 @@ class ServerExplanations(ServerLooks):
             before_unranked=unranked,
         )
 
-    def _usual(self, keys: QueueKeys, name: str) -> Look[float | None]:
+    def _usual(self, keys: QueueKeys, name: str) -> AnySteps[float | None]:
         """Return the median run time of a task's latest completed jobs, in seconds."""
         call = browse.list_jobs(keys, JobState.COMPLETED, fields=RUN_TIME_FIELDS)
         page = yield from ask(call)
@@ -143,7 +143,7 @@ def oldest_running(keys: QueueKeys) -> Call[JobRows]:
     return browse.list_jobs(keys, JobState.ACTIVE, limit=_LOOKED_AT, fields=ID_FIELDS)
 
 
-def _awaited(keys: QueueKeys, job_id: str) -> Look[list[ChildFacts]]:
+def _awaited(keys: QueueKeys, job_id: str) -> AnySteps[list[ChildFacts]]:
     places = yield from ask(pick_pending(Place(keys, job_id), _AWAITED))
     nodes = yield from read_nodes(places)
     found = [

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from taskbull.core.states import JobState
 from taskbull.queue.failures import group_failures
-from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask, ask_together
+from taskbull.queue.methods import server_operation
+from taskbull.queue.questions import ask, ask_together
 from taskbull.scripts import records
 from taskbull.scripts.browse import FailedJob, FailuresStep, list_retried
+from taskbull.scripts.call import AnySteps
 from taskbull.scripts.records import CountedError
 from taskbull.store.address import Namespace
 
@@ -58,8 +59,8 @@ class HiddenLooks:
 
     namespace: Namespace
 
-    @looks
-    def retried(self, queue: str) -> Look[HiddenErrors]:
+    @server_operation
+    def retried(self, queue: str) -> AnySteps[HiddenErrors]:
         """Group jobs that failed and are retried by error, with the counts of taskbull workers.
 
         Jobs of Node.js workers are included. It checks at most 500 delayed jobs, and 100 each of
@@ -91,7 +92,7 @@ class HiddenLooks:
         frequent = sorted(found.values(), key=lambda one: (-one.jobs, -one.counted))
         return HiddenErrors(frequent, looked_at)
 
-    def _retried(self, queue: str, state: JobState, most: int) -> Look[FailuresStep]:
+    def _retried(self, queue: str, state: JobState, most: int) -> AnySteps[FailuresStep]:
         keys, looked_at, jobs = self.namespace.keys(queue), 0, list[FailedJob]()
         while looked_at < most:
             step = yield from ask(list_retried(keys, state, looked_at))
@@ -101,7 +102,7 @@ class HiddenLooks:
                 break
         return FailuresStep(looked_at, jobs)
 
-    def _counted(self, queue: str) -> Look[dict[str, CountedError]]:
+    def _counted(self, queue: str) -> AnySteps[dict[str, CountedError]]:
         """Return the counts of the current clock hour and the one before, by fingerprint."""
         keys, now_ms = self.namespace.keys(queue), int(time.time() * 1000)
         calls = [records.get_errors(keys, at_ms) for at_ms in (now_ms, now_ms - 3_600_000)]

@@ -10,9 +10,8 @@ from typing import TypeAlias
 
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.monitor.search import SearchPlace, all_queues, find_queues
-from taskbull.queue.methods import looks
+from taskbull.queue.methods import server_operation
 from taskbull.queue.questions import (
-    Look,
     ask,
     ask_on,
     list_servers,
@@ -20,6 +19,7 @@ from taskbull.queue.questions import (
     server_of,
 )
 from taskbull.scripts import browse, servers
+from taskbull.scripts.call import AnySteps
 from taskbull.scripts.events import last_event_id
 from taskbull.scripts.servers import probe_commands, try_plainly
 from taskbull.store.address import Endpoint, Namespace
@@ -36,13 +36,13 @@ class ServerOperations:
 
     # The servers
 
-    @looks
-    def servers(self) -> Look[list[Node]]:
+    @server_operation
+    def servers(self) -> AnySteps[list[Node]]:
         """List the servers that hold the queues: a single one, or the masters of a Cluster."""
         return list_servers()
 
-    @looks
-    def ping(self, server: Node | None = None) -> Look[None]:
+    @server_operation
+    def ping(self, server: Node | None = None) -> AnySteps[None]:
         """Raise an error if Redis, or the given server, does not answer.
 
         A Cluster counts as available if one of its nodes answers.
@@ -52,46 +52,46 @@ class ServerOperations:
         else:
             yield from self._lost_servers()
 
-    @looks
-    def lost_servers(self) -> Look[dict[Node, str]]:
+    @server_operation
+    def lost_servers(self) -> AnySteps[dict[Node, str]]:
         """Return the servers that do not answer, with the errors. Raise if none answers."""
         lost = yield from self._lost_servers()
         return {node: str(error) for node, error in lost.items()}
 
-    def _lost_servers(self) -> Look[dict[Node, TaskbullError]]:
+    def _lost_servers(self) -> AnySteps[dict[Node, TaskbullError]]:
         nodes = yield from list_servers()
         lost = yield from lost_servers(nodes)
         if len(lost) == len(nodes):
             raise lost[nodes[0]]
         return lost
 
-    @looks
-    def info(self, server: Node) -> Look[dict[str, str]]:
+    @server_operation
+    def info(self, server: Node) -> AnySteps[dict[str, str]]:
         """Return the fields of a server's INFO."""
         return ask_on(server, servers.get_info())
 
-    @looks
-    def cluster_info(self, server: Node) -> Look[dict[str, str]]:
+    @server_operation
+    def cluster_info(self, server: Node) -> AnySteps[dict[str, str]]:
         """Return the fields of a server's CLUSTER INFO."""
         return ask_on(server, servers.get_cluster_info())
 
-    @looks
-    def save_points(self, server: Node) -> Look[str]:
+    @server_operation
+    def save_points(self, server: Node) -> AnySteps[str]:
         """Return a server's snapshot settings (`save`). Empty if it writes no snapshots."""
         return ask_on(server, servers.get_save_points())
 
-    @looks
-    def time(self, server: Node) -> Look[float]:
+    @server_operation
+    def time(self, server: Node) -> AnySteps[float]:
         """Return the time by a server's clock, in seconds since 1970."""
         return ask_on(server, servers.get_time())
 
-    @looks
-    def server_of(self, queue: str) -> Look[Node]:
+    @server_operation
+    def server_of(self, queue: str) -> AnySteps[Node]:
         """Return the server that holds a queue."""
         return server_of(self.namespace.keys(queue))
 
-    @looks
-    def refused_commands(self, queue: str) -> Look[dict[str, str]]:
+    @server_operation
+    def refused_commands(self, queue: str) -> AnySteps[dict[str, str]]:
         """Try all commands that taskbull needs for a queue. Return the refused ones with errors."""
         keys, token = self.namespace.keys(queue), token_hex(8)
         server = yield from server_of(keys)
@@ -106,33 +106,33 @@ class ServerOperations:
 
     # The queues
 
-    @looks
-    def exists(self, queue: str) -> Look[bool]:
+    @server_operation
+    def exists(self, queue: str) -> AnySteps[bool]:
         """Return True if a queue is in Redis or belongs to a task of the app."""
         keys = self.namespace.keys(queue)
         if queue in self._known:
             return True
         return (yield from ask(browse.exists(keys)))
 
-    @looks
+    @server_operation
     def find_queues(
         self, place: SearchPlace | None = None
-    ) -> Look[tuple[list[str], SearchPlace | None]]:
+    ) -> AnySteps[tuple[list[str], SearchPlace | None]]:
         """Return the queues in the next 1000 keys or so, and the place of the next step.
 
         The place is None after the last step.
         """
         return find_queues(self.namespace, place)
 
-    @looks
-    def queues(self) -> Look[list[str]]:
+    @server_operation
+    def queues(self) -> AnySteps[list[str]]:
         """Return the sorted names of all queues, in Redis and in the app.
 
         This scans all keys of the server in short calls. `find_queues` makes one such call.
         """
         return all_queues(self.namespace, self._known)
 
-    @looks
-    def last_event_id(self, queue: str) -> Look[str]:
+    @server_operation
+    def last_event_id(self, queue: str) -> AnySteps[str]:
         """Return the id of a queue's last event, or `0-0` if there is none."""
         return ask(last_event_id(self.namespace.keys(queue)))

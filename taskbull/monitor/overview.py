@@ -22,9 +22,10 @@ from taskbull.monitor.browse import JobRows, Workers
 from taskbull.monitor.explain import ServerExplanations, count_ends, oldest_running
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.monitor.search import QueueNames, find_names
-from taskbull.queue.methods import looks
-from taskbull.queue.questions import LOST, Look, ask_queues
+from taskbull.queue.methods import server_operation
+from taskbull.queue.questions import LOST, ask_queues
 from taskbull.scripts import records
+from taskbull.scripts.call import AnySteps
 
 _WORKERS: Final = 5.0
 """Seconds between two reads of the servers' client lists."""
@@ -112,8 +113,8 @@ class ServerOverview(ServerExplanations):
 
     _known: frozenset[str]
 
-    @looks
-    def watch(self, overview: Overview, wanted: Collection[str] = ()) -> Look[None]:
+    @server_operation
+    def watch(self, overview: Overview, wanted: Collection[str] = ()) -> AnySteps[None]:
         """Run one round: update the overview of all queues, or of 50 if there are more.
 
         A round sends one call per sampled queue and three more for about 16 of them. Every 5 s it
@@ -141,8 +142,8 @@ class ServerOverview(ServerExplanations):
             with suppress(ServerRefused, SerializationError, *LOST):
                 watch.failed((yield from self._failures(watch.name, _FAILURES)))
 
-    @looks
-    def find_more_queues(self, overview: Overview, *, write: bool = False) -> Look[None]:
+    @server_operation
+    def find_more_queues(self, overview: Overview, *, write: bool = False) -> AnySteps[None]:
         """Continue the search of all keys for queues, with at most 40 commands.
 
         A new search starts every minute. With `write`, the names found are stored in the registry.
@@ -158,14 +159,14 @@ class ServerOverview(ServerExplanations):
 
     def _sample_some(
         self, overview: Overview, some: Sequence[QueueWatch], now: float
-    ) -> Look[None]:
+    ) -> AnySteps[None]:
         samples = yield from self._sample([watch.name for watch in some], 60)
         for watch, sample in zip(some, samples, strict=True):
             watch.sampled(sample)
             watch.sampled_at = now
             overview.seen.add(watch.name)
 
-    def _meet(self, overview: Overview, some: Sequence[QueueWatch], now: float) -> Look[None]:
+    def _meet(self, overview: Overview, some: Sequence[QueueWatch], now: float) -> AnySteps[None]:
         names = [watch.name for watch in some]
         seen = yield from ask_queues(self.namespace, names, records.get_records)
         ends = yield from ask_queues(self.namespace, names, count_ends)

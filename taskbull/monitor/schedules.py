@@ -8,8 +8,9 @@ from typing import Final
 from taskbull.core.schedule import Schedule, runs_before
 from taskbull.core.validation import instant_to_ms
 from taskbull.errors import TaskbullError
-from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask_each
+from taskbull.queue.methods import server_operation
+from taskbull.queue.questions import ask_each
+from taskbull.scripts.call import AnySteps
 from taskbull.scripts.schedulers import ScheduledRun, find_run
 from taskbull.store.address import Namespace
 
@@ -24,8 +25,8 @@ class ScheduleLooks:
 
     namespace: Namespace
 
-    @looks
-    def last_runs(self, schedules: Sequence[Schedule]) -> Look[list[ScheduledRun | None]]:
+    @server_operation
+    def last_runs(self, schedules: Sequence[Schedule]) -> AnySteps[list[ScheduledRun | None]]:
         """Find the last run of each schedule, or None if its job is not stored or not readable.
 
         It sends one call of at most 10 commands per schedule, all in one round trip.

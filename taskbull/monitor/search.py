@@ -12,8 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.errors import ConfigurationError, ServerRefused, ServerUnavailable, TaskbullError
-from taskbull.queue.questions import LOST, Look, ask, ask_on, ask_queues, list_servers
+from taskbull.queue.questions import LOST, ask, ask_on, ask_queues, list_servers
 from taskbull.scripts import browse, records, servers
+from taskbull.scripts.call import AnySteps
 from taskbull.store.address import Endpoint, Namespace
 
 # One search through all keys, in chunks.
@@ -48,7 +49,7 @@ class SearchPlace(Struct, frozen=True):
         return SearchPlace(self.rest[0], b"0", self.rest[1:], self.before + 1)
 
 
-def begin_search() -> Look[SearchPlace]:
+def begin_search() -> AnySteps[SearchPlace]:
     """Return the start of a search."""
     first, *rest = yield from list_servers()
     return SearchPlace(first, b"0", tuple(rest))
@@ -56,7 +57,7 @@ def begin_search() -> Look[SearchPlace]:
 
 def find_queues(
     namespace: Namespace, place: SearchPlace | None
-) -> Look[tuple[list[str], SearchPlace | None]]:
+) -> AnySteps[tuple[list[str], SearchPlace | None]]:
     """Search the next chunk of the keys. Return the queue names and the next place.
 
     The next place is None at the end of the search.
@@ -71,7 +72,7 @@ def find_queues(
     return names, place.next_server()
 
 
-def all_queues(namespace: Namespace, known: frozenset[str]) -> Look[list[str]]:
+def all_queues(namespace: Namespace, known: frozenset[str]) -> AnySteps[list[str]]:
     """Search all keys. Return the sorted names of all queues, including the `known` ones.
 
     If a Cluster node does not answer, registered queues are included as well.
@@ -96,7 +97,7 @@ def all_queues(namespace: Namespace, known: frozenset[str]) -> Look[list[str]]:
     return sorted(found)
 
 
-def read_registered(namespace: Namespace) -> Look[list[str]]:
+def read_registered(namespace: Namespace) -> AnySteps[list[str]]:
     """Return the registered queue names.
 
     The list is empty if the key has another type or the Redis user may not read it.
@@ -175,7 +176,7 @@ class QueueNames:
         """True if a search has started."""
         return self.searched_once or self._place is not None
 
-    def search(self, namespace: Namespace) -> Look[None]:
+    def search(self, namespace: Namespace) -> AnySteps[None]:
         """Continue the search. After a complete search, the next one starts a minute later."""
         start = time.monotonic()
         if start < self._rests_until:
@@ -211,7 +212,7 @@ class QueueNames:
         self.searched_once = True
         self._rests_until = time.monotonic() + _EVERY
 
-    def write(self, namespace: Namespace, there: Collection[str]) -> Look[None]:
+    def write(self, namespace: Namespace, there: Collection[str]) -> AnySteps[None]:
         """Register the names found. Unregister missing queues that were not used for a day.
 
         The times of registered names are not changed. If Redis refuses the write, `may_write` is
@@ -235,7 +236,7 @@ class QueueNames:
 
 def find_names(
     namespace: Namespace, names: QueueNames, there: Collection[str], wanted: Collection[str]
-) -> Look[list[str]]:
+) -> AnySteps[list[str]]:
     """Continue the search and return the sorted names of all known queues.
 
     Names in `there` are always included. Names in `wanted` are included unless they do not exist.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from time import monotonic
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from taskbull.core.job import Job
 from taskbull.core.retry import attempts_of
 from taskbull.core.validation import Duration, limit_of
 from taskbull.core.wire.events import QueueEvent
-from taskbull.errors import ConnectionLost, MaybeExecuted, ServerUnavailable, TaskbullError
 from taskbull.monitor.audit import BoardOperations
 from taskbull.monitor.browse import JobLooks
 from taskbull.monitor.failures import HiddenLooks
@@ -19,25 +17,17 @@ from taskbull.monitor.overview import ServerOverview
 from taskbull.monitor.schedules import ScheduleLooks
 from taskbull.queue.handle import CALL_TIMEOUT
 from taskbull.queue.methods import Awaited, Blocking
-from taskbull.queue.questions import (
-    Look,
-    On,
-    Outages,
-    Question,
-    Rights,
-    ServerOf,
-    Servers,
-    Together,
-)
+from taskbull.queue.questions import Outages, Rights, repeat_calls, with_rules
 from taskbull.queue.queue import Queue, SyncQueue
-from taskbull.queue.stores import Driver, Stores, stripped
-from taskbull.scripts.call import Request, again, none_failed
+from taskbull.queue.stores import Stores
+from taskbull.scripts.call import AnySteps
 from taskbull.scripts.events import read_events
 from taskbull.scripts.servers import escape_pattern
 from taskbull.store.address import Namespace, Where
-from taskbull.store.delivery import Deadline
 
 # The common base of both servers.
+
+T = TypeVar("T")
 
 __all__ = ["AnyServer", "Namespace", "Node", "Where"]
 
@@ -102,10 +92,12 @@ class AnyServer(
             return f"{escape_pattern(self.namespace.prefix)}:*"
         return f"{escape_pattern(self.namespace.keys(queue).base)}*"
 
+    def _with_rules(self, operation: AnySteps[T]) -> AnySteps[T]:
+        skip, fall_back = self._outages.skip_lost_nodes, self._rights.fall_back_to_reading
+        return with_rules(operation, skip, fall_back, repeat_calls)
+
 
 # The async server.
-
-T = TypeVar("T")
 
 
 class Server(AnyServer, Awaited):
@@ -121,56 +113,8 @@ class Server(AnyServer, Awaited):
             call_timeout=self._call_timeout,
         )
 
-    async def _run(self, operation: Look[T]) -> T:
-        try:
-            driver = Driver(self._rights.within(self._outages.within(operation)))
-            while driver.asks:
-                with driver:
-                    driver.answer = await self._answer(driver.question)
-            return driver.result
-        except TaskbullError as error:
-            raise stripped(error) from error.__cause__
-
-    async def _answer(self, question: Question) -> Any:
-        store, limit = self._stores.async_store(), self._call_timeout
-        match question:
-            case Together(calls, each):
-                answers = await self._each(calls)
-                return answers if each else none_failed(answers)
-            case On(server, call):
-                return await store.run_on(server, call, timeout=limit)
-            case Servers():
-                return await store.servers(timeout=limit)
-            case ServerOf(key):
-                return await store.server_of(key, timeout=limit)
-            case _:  # All questions can be repeated safely.
-                return await store.run(again(question), timeout=limit)
-
-    async def _each(self, calls: Sequence[Request[Any]]) -> list[Any]:
-        """Run calls in one round trip. Return an error in place of each result that failed.
-
-        Calls that may not have been executed are repeated, because they only read.
-        """
-        store, deadline = self._stores.async_store(), Deadline(self._call_timeout, monotonic)
-        answers: list[Any] = await store.run_each(calls, timeout=self._call_timeout)
-
-        async def repeat(place: int) -> None:
-            try:
-                answers[place] = await store.run(again(calls[place]), timeout=deadline.timeout)
-            except TaskbullError as error:
-                answers[place] = error
-
-        from anyio import create_task_group  # noqa: PLC0415 - sync programs need no event loop
-
-        async with create_task_group() as tasks:
-            for place, answer in enumerate(answers):
-                if not isinstance(answer, MaybeExecuted | ServerUnavailable):
-                    continue
-                if deadline.too_late_after(answer):
-                    answers[place] = ConnectionLost(str(answer))
-                else:
-                    tasks.start_soon(repeat, place)
-        return answers
+    async def _run(self, operation: AnySteps[T]) -> T:
+        return await self._stores.arun(self._with_rules(operation), self._call_timeout)
 
 
 # The sync server.
@@ -196,36 +140,11 @@ class SyncServer(AnyServer, Blocking):
         """
         read = read_events(self.namespace.keys(queue), after)
         limit = None if self._call_timeout is None else self._call_timeout + read.held
-        try:
-            return self._stores.sync_store().run(read, timeout=limit)
-        except TaskbullError as error:
-            raise stripped(error) from error.__cause__
+        return self._stores.run(read, limit)
 
     def close(self) -> None:
         """Close all idle connections."""
         self._stores.close()
 
-    def _run(self, operation: Look[T]) -> T:
-        try:
-            driver = Driver(self._rights.within(self._outages.within(operation)))
-            while driver.asks:
-                with driver:
-                    driver.answer = self._answer(driver.question)
-            return driver.result
-        except TaskbullError as error:
-            raise stripped(error) from error.__cause__
-
-    def _answer(self, question: Question) -> Any:
-        store, limit = self._stores.sync_store(), self._call_timeout
-        match question:
-            case Together(calls, each):
-                answers = store.run_each(calls, timeout=limit)
-                return answers if each else none_failed(answers)
-            case On(server, call):
-                return store.run_on(server, call, timeout=limit)
-            case Servers():
-                return store.servers(timeout=limit)
-            case ServerOf(key):
-                return store.server_of(key, timeout=limit)
-            case _:  # All questions can be repeated safely.
-                return store.run(again(question), timeout=limit)
+    def _run(self, operation: AnySteps[T]) -> T:
+        return self._stores.run(self._with_rules(operation), self._call_timeout)

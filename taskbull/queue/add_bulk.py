@@ -31,7 +31,7 @@ from taskbull.queue.add import Adder, Unsent, deliver, in_context
 from taskbull.queue.handle import JobHandle, QueueClient, ReadResult, handle
 from taskbull.queue.stores import stripped
 from taskbull.scripts.add import Added, CallSequence, Result, add_jobs
-from taskbull.scripts.call import Call, Finish, Stages, Start, Steps, UnderWay, alone
+from taskbull.scripts.call import AnySteps, Call, Finish, Pending, Separate, Start, Steps
 from taskbull.scripts.flow import FlowPiece, FlowUnfinished, add_flow, cut_flow, undo_flows
 from taskbull.store.cluster import check_slots
 from taskbull.store.delivery import Deadline
@@ -77,12 +77,12 @@ class Flow:
         self._root = self._pieces[0].nodes[0]
         self.root_job = self._root.job
 
-    def send(self) -> Stages[list[Added] | Unsent]:
+    def send(self) -> AnySteps[list[Added] | Unsent]:
         """Add all jobs, in a span if the app traces. Return the result for the root."""
         tracer = current_tracer()
         return self._send() if tracer is None else self._send_traced(tracer)
 
-    def _send_traced(self, tracer: Tracer) -> Stages[list[Added] | Unsent]:
+    def _send_traced(self, tracer: Tracer) -> AnySteps[list[Added] | Unsent]:
         queue, jobs = self._root.queue.queue, [one.branch.job for one in self._members]
         names, contexts = [job.name for job in jobs], [job.telemetry for job in jobs]
         added: list[Added] | Unsent = []
@@ -97,7 +97,7 @@ class Flow:
             span.sent([self._root.job.job_id])
         return added
 
-    def _send(self) -> Stages[list[Added] | Unsent]:
+    def _send(self) -> AnySteps[list[Added] | Unsent]:
         """Add all jobs. Continue or undo a partial flow of another producer."""
         tries = 3  # One to continue a flow, one if another process undoes it.
         while True:
@@ -112,7 +112,7 @@ class Flow:
                     self._arrange(seed)
                     continue
                 now_ms = int(time() * 1000)
-                undone: list[str] = yield from alone(undo_flows(self._root.queue, now_ms))
+                undone: list[str] = yield Separate(undo_flows(self._root.queue, now_ms))
                 if self._root.queue.job(self._root.job.job_id) not in undone:
                     raise
                 self._arrange(uuid4().hex)  # Redis remembers the chunks of the previous flow.
@@ -133,19 +133,19 @@ class Flow:
             own.update(repr(words).encode())
         return own.hexdigest()
 
-    def _send_all(self) -> Stages[list[Added] | Unsent]:
+    def _send_all(self) -> AnySteps[list[Added] | Unsent]:
         if len(self._pieces) > 1:
             return (yield from self._send_pieces())
         ticket, sequences = self._ticket, self._adder.sequences
         added: list[Added] | Unsent
         if ticket is not None:
-            added = yield from alone(self._piece(0, CallSequence.of(ticket), ticket.sent_ms))
+            added = yield Separate(self._piece(0, CallSequence.of(ticket), ticket.sent_ms))
             if added:
                 return added
         while True:
             sequence = sequences.borrow()
             try:
-                added = yield from alone(self._piece(0, sequence, None))
+                added = yield Separate(self._piece(0, sequence, None))
             except BaseException:
                 sequences.give_back(sequence)
                 raise
@@ -156,14 +156,14 @@ class Flow:
                 return added
             sequences.renew()
 
-    def _send_pieces(self) -> Stages[list[Added] | Unsent]:
+    def _send_pieces(self) -> AnySteps[list[Added] | Unsent]:
         sent_ms = None if self._ticket is None else self._ticket.sent_ms
         began_ms = int(time() * 1000)
         first: list[Added] = []
         owner = f"{self.seed}:{self._form()}"
         for number in range(len(self._pieces)):
             sequence = CallSequence(self.seed, number, 1, self.seed[:16])
-            added = yield from alone(self._piece(number, sequence, sent_ms, owner))
+            added = yield Separate(self._piece(number, sequence, sent_ms, owner))
             if isinstance(added, Unsent):
                 whole = CallSequence(self.seed, 0, 1, self.seed[:16])
                 return Unsent(added.error, whole, added.sent_ms or sent_ms)
@@ -237,7 +237,7 @@ class Part:
         self.size = 0
         self.sequence: CallSequence | None = None
         """Sequence of the call, if other parts may be sent behind it."""
-        self._begun: UnderWay | None = None
+        self.pending: Pending | None = None
 
     def has_room(self, job: EncodedJob, size: int) -> bool:
         """Return True if a job of this size fits into the part."""
@@ -270,20 +270,22 @@ class Part:
     @property
     def is_smooth(self) -> bool:
         """True if the call has had no problems so far."""
-        return self._begun is not None and self._begun.is_smooth
+        return self.pending is not None and self.pending.is_smooth
 
-    def begin(self, former: Part | None) -> Stages[None]:
+    def begin(self, former: Part | None) -> AnySteps[None]:
         """Send the jobs. Jobs of the same queue that are in flight are added first."""
         adder, after = self.client.adder, None
         if self.ticket is None and current_tracer() is None:
             self.sequence = adder.sequences.borrow()
             if former is not None and former.client is self.client:
                 after = former.sequence
-        self._begun = yield Start(adder.add(self.jobs, self.ticket, self.sequence, after))
+        steps = adder.add(self.jobs, self.ticket, self.sequence, after)
+        self.pending = yield Start(steps, None if former is None else former.pending)
 
-    def end(self, *, given_up: bool = False) -> Stages[list[Added] | Unsent]:
+    def end(self, *, given_up: bool = False) -> AnySteps[list[Added] | Unsent]:
         """Return a result for each of the jobs."""
-        added: list[Added] | Unsent = yield Finish(given_up)
+        assert self.pending is not None, "it has begun"  # noqa: S101
+        added: list[Added] | Unsent = yield Finish(self.pending, given_up)
         return added
 
     def ticket_of(self, number: int, sequence: CallSequence, sent_ms: int | None) -> Ticket:
@@ -303,10 +305,10 @@ class FlowPart(Part):
     def may_follow(self, former: Part) -> bool:
         return False
 
-    def begin(self, former: Part | None) -> Stages[None]:
+    def begin(self, former: Part | None) -> AnySteps[None]:
         self._added = yield from self._flow.send()
 
-    def end(self, *, given_up: bool = False) -> Stages[list[Added] | Unsent]:
+    def end(self, *, given_up: bool = False) -> AnySteps[list[Added] | Unsent]:
         yield from ()
         return self._added if isinstance(self._added, Unsent) else self._added[:1]
 
@@ -389,7 +391,7 @@ class Bulk:
         self._open_bytes = 0
         self._closed = False
 
-    def run(self) -> Stages[list[JobHandle[Any]]]:
+    def run(self) -> AnySteps[list[JobHandle[Any]]]:
         """Add all jobs and return their handles in order.
 
         Raises:
@@ -418,9 +420,13 @@ class Bulk:
                 raise
             why = f"the iterable of jobs or progress() raised {type(error).__name__}: {error}"
             raise self._error(left, parts, "", why) from error
+        finally:
+            for part in self._under_way:  # The caller was cancelled.
+                if part.pending is not None:
+                    part.pending.leave()
         return self._in_order()
 
-    def _make_way(self, part: Part, parts: Iterator[Part]) -> Stages[None]:
+    def _make_way(self, part: Part, parts: Iterator[Part]) -> AnySteps[None]:
         """Wait until a part may be sent."""
         while self._under_way:
             if len(self._under_way) < AT_ONCE and part.may_follow(self._under_way[-1]):
@@ -431,7 +437,7 @@ class Bulk:
             while self._under_way and not oldest.is_smooth:
                 yield from self._end_oldest(parts)
 
-    def _end_oldest(self, parts: Iterator[Part]) -> Stages[None]:
+    def _end_oldest(self, parts: Iterator[Part]) -> AnySteps[None]:
         """Collect the result of the oldest part, and stop the bulk if it was not added."""
         part = self._under_way.popleft()
         added = yield from part.end()
@@ -445,7 +451,7 @@ class Bulk:
         if self._progress is not None:
             self._progress(len(self._handles))
 
-    def _end_all(self, left: Left, *, given_up: bool = False) -> Stages[None]:
+    def _end_all(self, left: Left, *, given_up: bool = False) -> AnySteps[None]:
         """Collect the results of all parts in flight when the bulk stops early."""
         while self._under_way:
             part = self._under_way.popleft()

@@ -23,10 +23,10 @@ from taskbull.errors import JobNotFound, MaybeExecuted, ServerUnavailable
 from taskbull.queue.coalesce import Group
 from taskbull.queue.handle import QueueClient
 from taskbull.queue.results import LOOK_AGAIN, Told, failure, look, not_in_time, settle, told_by
-from taskbull.scripts.call import Steps, again
+from taskbull.scripts.call import again
 from taskbull.scripts.events import BLOCK, last_event_id, read_ends
 from taskbull.store.address import Address
-from taskbull.store.async_store import PendingOperation, Store, ambient_store
+from taskbull.store.async_store import Store, ambient_store
 from taskbull.store.backend import Waiter, spawn, waiters
 from taskbull.store.blocking import BlockingConnection
 from taskbull.store.connection import ConnectionOptions
@@ -166,10 +166,6 @@ class LoopContext:
         if group is None:
             group = self._groups[client] = Group(client, self.store, timeout)
         return group
-
-    def begin(self, steps: Steps[T]) -> PendingOperation[T]:
-        """Start an operation behind those in flight."""
-        return PendingOperation(self.store, steps)
 
     async def ending(self, keys: QueueKeys, job_id: str, timeout: float | None) -> Ending:
         """Wait until a job has completed.

@@ -330,17 +330,11 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
 
     def _run(self, steps: Steps[T]) -> T:
         client = self._where
-        try:
-            return client.stores.sync_store().run(steps, timeout=client.call_timeout)
-        except TaskbullError as error:
-            raise stripped(error) from error.__cause__
+        return client.stores.run(steps, client.call_timeout)
 
     async def _arun(self, steps: Steps[T]) -> T:
         client = self._where
-        try:
-            return await client.stores.async_store().run(steps, timeout=client.call_timeout)
-        except TaskbullError as error:
-            raise stripped(error) from error.__cause__
+        return await client.stores.arun(steps, client.call_timeout)
 
 
 def handle(client: QueueClient, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:

@@ -20,10 +20,9 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from taskbull.queue.questions import Look
-from taskbull.scripts.call import Operation, again
+from taskbull.scripts.call import AnySteps, Operation, again
 
-_RESULT = re.compile(r"(?:Operation|Look)\[(.*)\]")
+_RESULT = re.compile(r"(?:Operation|AnySteps)\[(.*)\]")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,7 +50,7 @@ class Method(Generic[P, T]):
     """Descriptor that becomes an async, a sync or a plain method, depending on its owner."""
 
     def __init__(
-        self, function: Callable[Concatenate[Any, P], Operation[T] | Look[T]], *, repeat: bool
+        self, function: Callable[Concatenate[Any, P], Operation[T] | AnySteps[T]], *, repeat: bool
     ) -> None:
         self.__doc__ = function.__doc__
         self._function = function
@@ -111,8 +110,8 @@ def writes(function: Callable[Concatenate[Any, P], Operation[T]]) -> Method[P, T
     return Method(function, repeat=False)
 
 
-def looks(function: Callable[Concatenate[Any, P], Look[T]]) -> Method[P, T]:
-    """Decorate a function that reads a whole server. Its driver handles retries."""
+def server_operation(function: Callable[Concatenate[Any, P], AnySteps[T]]) -> Method[P, T]:
+    """Decorate a function of a server, which runs it with its own rules for retries."""
     return Method(function, repeat=False)
 
 

@@ -1,13 +1,12 @@
-"""Operations on a whole server, as generators that yield calls and receive the replies."""
+"""Operations on a whole server, and rules for servers that are down or allow only reading."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core.keys import QueueKeys
@@ -21,7 +20,21 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.scripts import servers
-from taskbull.scripts.call import Call, Request, none_failed, reading
+from taskbull.scripts.call import (
+    ONE_CALL,
+    AnyRequest,
+    AnySteps,
+    Call,
+    ListNodes,
+    Many,
+    NodeOf,
+    OnNode,
+    Request,
+    Separate,
+    again,
+    none_failed,
+    reading,
+)
 from taskbull.store.address import Endpoint, Namespace
 
 T = TypeVar("T")
@@ -33,64 +46,33 @@ _LOST_FOR: Final = 5.0
 """Seconds until a Cluster node that did not reply is called again."""
 
 
-class Together(Struct, frozen=True):
-    """Calls sent in one round trip."""
-
-    calls: Sequence[Request[Any]]
-    each: bool = False
-    """True to return the error of a failed call as its result, without affecting the others."""
-
-
-class On(Struct, frozen=True):
-    """A call for a specific server."""
-
-    server: Endpoint
-    call: Request[Any]
-
-
-class Servers(Struct, frozen=True):
-    """Request for the servers that hold the queues."""
-
-
-class ServerOf(Struct, frozen=True):
-    """Request for the server that holds a key."""
-
-    key: str
-
-
-Question: TypeAlias = Request[Any] | Together | On | Servers | ServerOf
-
-Look: TypeAlias = Generator[Question, Any, T]
-"""An operation that yields requests and receives the replies. It does no I/O."""
-
-
-def ask(call: Request[T]) -> Look[T]:
+def ask(call: Request[T]) -> AnySteps[T]:
     """Send a call to the server that holds its key."""
     answer: T = yield call
     return answer
 
 
-def ask_together(calls: Sequence[Request[T]]) -> Look[list[T]]:
+def ask_together(calls: Sequence[Request[T]]) -> AnySteps[list[T]]:
     """Send several calls in one round trip."""
-    answers: list[T] = yield Together(calls)
+    answers: list[T] = yield Many(calls)
     return answers
 
 
-def ask_each(calls: Sequence[Request[T]]) -> Look[list[T | TaskbullError]]:
+def ask_each(calls: Sequence[Request[T]]) -> AnySteps[list[T | TaskbullError]]:
     """Send several calls in one round trip. A failed call returns its error.
 
     Raises an error only if no server can be reached at all. Another Cluster node may still be up,
     and its queues can still be read.
     """
     safe = [replace(call, parse=partial(_parsed, call.parse)) for call in calls]
-    answers: list[T | TaskbullError] = yield Together(safe, each=True)
+    answers: list[T | TaskbullError] = yield Many(safe, each=True)
     lost = [each for each in answers if isinstance(each, LOST)]
     if lost and len(lost) == len(answers) and not (yield from _is_any_up()):
         raise lost[0]
     return answers
 
 
-def _is_any_up() -> Look[bool]:
+def _is_any_up() -> AnySteps[bool]:
     """Return True if some Cluster node replies, although the ones called before do not."""
     try:
         nodes = yield from list_servers()
@@ -99,7 +81,7 @@ def _is_any_up() -> Look[bool]:
     return len(nodes) > 1 and len((yield from lost_servers(nodes))) < len(nodes)
 
 
-def lost_servers(nodes: Iterable[Endpoint]) -> Look[dict[Endpoint, TaskbullError]]:
+def lost_servers(nodes: Iterable[Endpoint]) -> AnySteps[dict[Endpoint, TaskbullError]]:
     """Ping these servers and return the ones that do not reply, with the error."""
     lost: dict[Endpoint, TaskbullError] = {}
     for node in nodes:
@@ -112,7 +94,7 @@ def lost_servers(nodes: Iterable[Endpoint]) -> Look[dict[Endpoint, TaskbullError
 
 def ask_queues(
     namespace: Namespace, names: Iterable[str], call_of: Callable[[QueueKeys], Request[T]]
-) -> Look[dict[str, T | TaskbullError]]:
+) -> AnySteps[dict[str, T | TaskbullError]]:
     """Send the same call for several queues in one round trip.
 
     A failure in one queue does not affect the others. A queue with an invalid name returns a
@@ -139,22 +121,57 @@ def _parsed(parse: Callable[[Any], T], reply: Any) -> T:
         raise SerializationError(f"its data in Redis is invalid: {error}") from error
 
 
-def ask_on(server: Endpoint, call: Request[T]) -> Look[T]:
+def ask_on(server: Endpoint, call: Request[T]) -> AnySteps[T]:
     """Send a call to a specific server."""
-    answer: T = yield On(server, call)
+    answer: T = yield OnNode(server, call)
     return answer
 
 
-def list_servers() -> Look[list[Endpoint]]:
+def list_servers() -> AnySteps[list[Endpoint]]:
     """Return the servers that hold the queues."""
-    answer: list[Endpoint] = yield Servers()
+    answer: list[Endpoint] = yield ListNodes()
     return answer
 
 
-def server_of(queue: QueueKeys) -> Look[Endpoint]:
+def server_of(queue: QueueKeys) -> AnySteps[Endpoint]:
     """Return the server that holds a queue."""
-    answer: Endpoint = yield ServerOf(queue.base)
+    answer: Endpoint = yield NodeOf(queue.base)
     return answer
+
+
+# Rules for all requests of an operation
+#
+# A rule serves one request of an operation. It is a generator as well, so rules can be nested.
+
+
+Rule: TypeAlias = Callable[[AnyRequest], AnySteps[Any]]
+
+
+def with_rules(operation: AnySteps[T], *rules: Rule) -> AnySteps[T]:
+    """Return an operation whose requests are served by the first rule, whose own by the next."""
+    for rule in rules:
+        operation = _with_rule(operation, rule)
+    return operation
+
+
+def _with_rule(operation: AnySteps[T], rule: Rule) -> AnySteps[T]:
+    try:
+        request = next(operation)
+        while True:
+            try:
+                answer = yield from rule(request)
+            except TaskbullError as error:
+                request = operation.throw(error)
+            else:
+                request = operation.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def repeat_calls(request: AnyRequest) -> AnySteps[Any]:
+    """Repeat a call until Redis answers. Each has its own time limit."""
+    return (yield Separate(again(request)) if isinstance(request, ONE_CALL) else request)
 
 
 class Outages:
@@ -167,92 +184,75 @@ class Outages:
     def __init__(self) -> None:
         self._lost: dict[Endpoint, tuple[float, TaskbullError]] = {}
 
-    def within(self, operation: Look[T]) -> Look[T]:
-        """Run an operation, without calling nodes that recently did not reply."""
+    def skip_lost_nodes(self, request: AnyRequest) -> AnySteps[Any]:
+        """Fail calls to nodes that did not reply recently (a `Rule`)."""
+        if isinstance(request, Many):
+            answers = yield from self._call_each(request.calls)
+            return answers if request.each else none_failed(answers)
+        if isinstance(request, OnNode):
+            known = self._error_of(request.node)
+        elif isinstance(request, ONE_CALL):
+            known = yield from self._error_for(request)
+        else:
+            return (yield request)
+        if known is not None:
+            raise known
         try:
-            question = next(operation)
-            while True:
-                try:
-                    answer = yield from self._ask(question)
-                except TaskbullError as error:
-                    question = operation.throw(error)
-                else:
-                    question = operation.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+            return (yield request)
+        except LOST as error:
+            if isinstance(request, OnNode):
+                yield from self._record(request.node, error)
+            else:
+                yield from self._record_for(request, error)
+            raise
 
-    def _ask(self, question: Question) -> Look[Any]:
-        match question:
-            case Together(calls, each):
-                answers = yield from self._ask_each(calls)
-                return answers if each else none_failed(answers)
-            case On(server, _):
-                if (known := self._reason(server)) is not None:
-                    raise known
-                try:
-                    return (yield question)
-                except LOST as error:
-                    yield from self._note(server, error)
-                    raise
-            case Servers() | ServerOf():
-                return (yield question)
-            case _:
-                if (known := (yield from self._reason_for(question))) is not None:
-                    raise known
-                try:
-                    return (yield question)
-                except LOST as error:
-                    yield from self._note_for(question, error)
-                    raise
-
-    def _ask_each(self, calls: Sequence[Request[Any]]) -> Look[list[Any]]:
+    def _call_each(self, calls: Sequence[Request[Any]]) -> AnySteps[list[Any]]:
         answers: list[Any] = []
         for call in calls:
-            answers.append((yield from self._reason_for(call)))  # noqa: PERF401 - the loop yields
-        asked = [place for place, known in enumerate(answers) if known is None]
-        if not asked:
+            answers.append((yield from self._error_for(call)))  # noqa: PERF401 - the loop yields
+        called = [place for place, known in enumerate(answers) if known is None]
+        if not called:
             return answers
-        found = yield Together([calls[place] for place in asked], each=True)
-        for place, answer in zip(asked, found, strict=True):
+        found = yield Many([calls[place] for place in called], each=True)
+        for place, answer in zip(called, found, strict=True):
             answers[place] = answer
-            if isinstance(answer, LOST) and (yield from self._reason_for(calls[place])) is None:
-                yield from self._note_for(calls[place], answer)
+            if isinstance(answer, LOST) and (yield from self._error_for(calls[place])) is None:
+                yield from self._record_for(calls[place], answer)
         return answers
 
-    def _reason(self, server: Endpoint) -> ConnectionLost | None:
-        """Return the error for a server that must not be called, or None."""
-        at, error = self._lost.get(server, (0.0, None))
+    def _error_of(self, node: Endpoint) -> ConnectionLost | None:
+        """Return the error for a node that must not be called, or None."""
+        at, error = self._lost.get(node, (0.0, None))
         if error is None:
             return None
         if time.monotonic() - at >= _LOST_FOR:
-            del self._lost[server]
+            del self._lost[node]
             return None
         return ConnectionLost(str(error))
 
-    def _reason_for(self, call: Request[Any]) -> Look[ConnectionLost | None]:
+    def _error_for(self, call: Request[Any]) -> AnySteps[ConnectionLost | None]:
         if not self._lost:
             return None
         try:
-            return self._reason((yield ServerOf(call.key)))
+            return self._error_of((yield NodeOf(call.key)))
         except ConnectionLost as error:  # No node serves its slot.
             return error
 
-    def _note(self, server: Endpoint, error: TaskbullError) -> Look[None]:
+    def _record(self, node: Endpoint, error: TaskbullError) -> AnySteps[None]:
         if isinstance(error, ServerUnavailable):  # The server did reply.
             return
         try:
             if len((yield from list_servers())) > 1:
-                self._lost[server] = (time.monotonic(), error)
+                self._lost[node] = (time.monotonic(), error)
         except LOST:
             return  # All nodes are unavailable.
 
-    def _note_for(self, call: Request[Any], error: TaskbullError) -> Look[None]:
+    def _record_for(self, call: Request[Any], error: TaskbullError) -> AnySteps[None]:
         try:
-            server: Endpoint = yield ServerOf(call.key)
+            node: Endpoint = yield NodeOf(call.key)
         except LOST:
             return
-        yield from self._note(server, error)
+        yield from self._record(node, error)
 
 
 class Rights:
@@ -261,60 +261,43 @@ class Rights:
     def __init__(self) -> None:
         self._reads_only = False
 
-    def within(self, operation: Look[T]) -> Look[T]:
-        """Run an operation. Calls denied to a read-only user are sent again in read-only form."""
-        try:
-            question = next(operation)
-            while True:
-                try:
-                    answer = yield from self._ask(question)
-                except TaskbullError as error:
-                    question = operation.throw(error)
-                else:
-                    question = operation.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-    def _ask(self, question: Question) -> Look[Any]:
+    def fall_back_to_reading(self, request: AnyRequest) -> AnySteps[Any]:
+        """Send calls that are denied to a read-only user again in read-only form (a `Rule`)."""
+        if not isinstance(request, Call | Many):
+            return (yield request)
         if self._reads_only:
-            return (yield _reading(question))
-        if isinstance(question, Together) and question.each:
-            return (yield from self._ask_each(question))
+            return (yield _reading(request))
+        if isinstance(request, Many) and request.each:
+            return (yield from self._call_each(request))
         try:
-            return (yield question)
+            return (yield request)
         except ServerRefused as error:
-            if error.code != "NOPERM" or not isinstance(question, Call | Together):
+            if error.code != "NOPERM":
                 raise
             try:
-                answer = yield _reading(question)
+                answer = yield _reading(request)
             except ServerRefused:  # An older Redis, or the user has no permission at all.
                 raise error from None
             self._reads_only = True
             return answer
 
-    def _ask_each(self, question: Together) -> Look[Any]:
-        """Send denied calls again in read-only form."""
-        answers: list[Any] = yield question
-        denied = [place for place, each in enumerate(answers) if _is_denial(each)]
+    def _call_each(self, request: Many) -> AnySteps[Any]:
+        answers: list[Any] = yield request
+        denied = [
+            place
+            for place, each in enumerate(answers)
+            if isinstance(each, ServerRefused) and each.code == "NOPERM"
+        ]
         if denied:
-            again = Together([reading(question.calls[place]) for place in denied], each=True)
-            for place, answer in zip(denied, (yield again), strict=True):
+            second = Many([reading(request.calls[place]) for place in denied], each=True)
+            for place, answer in zip(denied, (yield second), strict=True):
                 if not isinstance(answer, TaskbullError):
                     answers[place] = answer
                     self._reads_only = True
         return answers
 
 
-def _is_denial(answer: object) -> bool:
-    return isinstance(answer, ServerRefused) and answer.code == "NOPERM"
-
-
-def _reading(question: Question) -> Question:
-    match question:
-        case Together(calls, each):
-            return Together([reading(call) for call in calls], each)
-        case Call():
-            return reading(question)
-        case _:
-            return question
+def _reading(request: Call[Any] | Many) -> AnyRequest:
+    if isinstance(request, Many):
+        return Many([reading(call) for call in request.calls], request.each)
+    return reading(request)

@@ -14,7 +14,7 @@ from taskbull.core.keys import PREFIX, QueueKeys
 from taskbull.core.options import JobKeywords, JobOptions
 from taskbull.core.validation import Duration, check_keywords, limit_of, refusal
 from taskbull.core.wire.events import QueueEvent
-from taskbull.errors import ConfigurationError, TaskbullError
+from taskbull.errors import ConfigurationError
 from taskbull.observability.provider import in_this_span
 from taskbull.queue.add import Adder
 from taskbull.queue.add_bulk import Bulk, Entry, Flow, Progress, add_at_once
@@ -30,8 +30,8 @@ from taskbull.queue.handle import (
 from taskbull.queue.methods import Awaited, Blocking
 from taskbull.queue.operations import QueueOperations
 from taskbull.queue.schedules import ScheduleOperations
-from taskbull.queue.stores import Stores, stripped
-from taskbull.scripts.call import Operation, Stages, again
+from taskbull.queue.stores import Stores
+from taskbull.scripts.call import AnySteps, Operation, again
 from taskbull.scripts.events import last_event_id, read_events
 from taskbull.store.address import Namespace, Where
 
@@ -148,7 +148,7 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
 
     def _bulk(
         self, jobs: Iterable[JobEntry], progress: Progress | None = None
-    ) -> Stages[list[JobHandle[Any]]]:
+    ) -> AnySteps[list[JobHandle[Any]]]:
         return Bulk(jobs, self._entry, progress).run()
 
     def _entry(self, place: int, job: JobEntry) -> Entry:
@@ -249,7 +249,7 @@ class Queue(AnyQueue, Awaited):
             >>> await queue.add_bulk([("send", {"to": to}) for to in recipients])
         """
         bulk = self._bulk(jobs, progress)
-        return await self._stores.aperform(bulk, self._enqueue_timeout)
+        return await self._stores.arun(bulk, self._enqueue_timeout)
 
     async def events(self, last_id: str = "$") -> AsyncGenerator[QueueEvent, None]:
         """Yield the queue's events as they happen.
@@ -275,10 +275,7 @@ class Queue(AnyQueue, Awaited):
             await connection.close()
 
     async def _run(self, operation: Operation[T]) -> T:
-        try:
-            return await self._stores.async_store().run(operation, timeout=self._call_timeout)
-        except TaskbullError as error:
-            raise stripped(error) from error.__cause__
+        return await self._stores.arun(operation, self._call_timeout)
 
 
 # The sync queue
@@ -332,7 +329,7 @@ class SyncQueue(AnyQueue, Blocking):
             >>> queue.add_bulk([("send", {"to": to}) for to in recipients])
         """
         bulk = self._bulk(jobs, progress)
-        return self._stores.perform(bulk, self._enqueue_timeout)
+        return self._stores.run(bulk, self._enqueue_timeout)
 
     def events(self, last_id: str = "$") -> Generator[QueueEvent, None, None]:
         """Yield the queue's events as they happen. Blocks while there are none.
@@ -354,7 +351,4 @@ class SyncQueue(AnyQueue, Blocking):
         self._stores.close()
 
     def _run(self, operation: Operation[T]) -> T:
-        try:
-            return self._stores.sync_store().run(operation, timeout=self._call_timeout)
-        except TaskbullError as error:
-            raise stripped(error) from error.__cause__
+        return self._stores.run(operation, self._call_timeout)

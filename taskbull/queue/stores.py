@@ -3,66 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Generator
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused, TaskbullError
 from taskbull.queue.results import SyncResultWatch
-from taskbull.scripts.call import Finish, Stages, Start
+from taskbull.scripts.call import AnySteps, Request
 from taskbull.store.address import Where, address_of
-from taskbull.store.sync_store import SyncPendingOperation, SyncStore
+from taskbull.store.sync_store import SyncStore
 
 if TYPE_CHECKING:
     from taskbull.queue.event_loops import EventLoops, LoopContext
-    from taskbull.store.async_store import PendingOperation, Store
-
-
-# Running generators, shared by sync and async code
-
-
-Q = TypeVar("Q")
-T = TypeVar("T")
-
-
-class Driver(Generic[Q, T]):
-    """Runs a generator until it returns.
-
-        driver = Driver(operation)
-        while driver.asks:
-            with driver:
-                driver.answer = await ask(driver.question)
-        return driver.result
-
-    An exception in the block is raised in the generator, which may handle it.
-    """
-
-    question: Q
-    result: T
-
-    def __init__(self, asking: Generator[Q, Any, T]) -> None:
-        self.asks = True
-        self.answer: Any = None
-        self._asking = asking
-        self._go_on(partial(next, asking))
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if error is None:
-            self._go_on(partial(self._asking.send, self.answer))
-        else:
-            self._go_on(partial(self._asking.throw, error))
-        return True
-
-    def _go_on(self, step: Callable[[], Q]) -> None:
-        try:
-            self.question = step()
-        except StopIteration as end:
-            self.asks = False
-            self.result = end.value
+    from taskbull.store.async_store import Store
 
 
 # Errors without taskbull's internal tracebacks
@@ -70,6 +22,7 @@ class Driver(Generic[Q, T]):
 
 _OF_REDIS = (ConnectionLost, MaybeExecuted, ServerRefused)
 
+T = TypeVar("T")
 E = TypeVar("E", bound=TaskbullError)
 
 
@@ -126,50 +79,19 @@ class Stores:
         watch = watches.get(keys.base)
         return watch or watches.setdefault(keys.base, SyncResultWatch(keys, self.sync_store()))
 
-    def perform(self, stages: Stages[T], timeout: float | None) -> T:
-        """Run an operation in stages. `timeout` applies to each stage."""
-        store = self.sync_store()
-        under_way: deque[SyncPendingOperation[Any]] = deque()
+    def run(self, operation: Request[T] | AnySteps[T], timeout: float | None) -> T:
+        """Run an operation without an event loop. `timeout` applies to each of its requests."""
         try:
-            driver = Driver(stages)
-            while driver.asks:
-                with driver:
-                    match driver.question:
-                        case Start(steps):
-                            behind = under_way[-1] if under_way else None
-                            begun = driver.answer = store.start(steps, behind, timeout=timeout)
-                            under_way.append(begun)
-                        case Finish(given_up):
-                            begun = under_way.popleft()
-                            driver.answer = store.finish(begun, timeout=timeout, given_up=given_up)
-            return driver.result
+            return self.sync_store().run(operation, timeout=timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
-        finally:
-            for begun in under_way:
-                begun.leave()
 
-    async def aperform(self, stages: Stages[T], timeout: float | None) -> T:
-        """Run an operation in stages. `timeout` applies to each stage."""
-        loop = self.loop
-        under_way: deque[PendingOperation[Any]] = deque()
+    async def arun(self, operation: Request[T] | AnySteps[T], timeout: float | None) -> T:
+        """Run an operation in the running event loop. `timeout` applies to each request."""
         try:
-            driver = Driver(stages)
-            while driver.asks:
-                with driver:
-                    match driver.question:
-                        case Start(steps):
-                            begun = driver.answer = loop.begin(steps)
-                            under_way.append(begun)
-                        case Finish(given_up):
-                            begun = under_way.popleft()
-                            driver.answer = await begun.finish(timeout=timeout, given_up=given_up)
-            return driver.result
+            return await self.loop.store.run(operation, timeout=timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
-        finally:
-            for begun in under_way:
-                begun.leave()
 
     def close(self) -> None:
         """Close idle sync connections. Async connections are closed with their event loop."""

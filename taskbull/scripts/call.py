@@ -1,8 +1,8 @@
 """Calls as values, operations of several calls, and parsers for raw replies.
 
 A call is a value: the words to send to Redis and a function that parses the reply. An operation of
-several calls is a generator that yields each call and receives its result. It does no I/O, so each
-store needs only one small driver.
+several calls is a generator that yields requests and receives the results. `AnyRequest` lists what
+it may yield. It does no I/O, so each store needs only one small driver.
 
 Redis serves other clients between two calls. An operation on a million jobs consists of calls that
 take a few ms each.
@@ -118,11 +118,117 @@ class Command(Struct, Generic[T_co], frozen=True):
 Request: TypeAlias = Call[T_co] | Command[T_co]
 """One script call or one plain command."""
 
+ONE_CALL: Final = (Call, Command)
+"""The types of a `Request`."""
+
+
+class StoreRequest(Struct, frozen=True):
+    """Base of the requests that are not one call. Each names the store method that serves it."""
+
+    def serve(self, store: Any, timeout: float | None) -> Any:
+        """Return the result, or its awaitable if the store is async."""
+        raise NotImplementedError
+
+
+class Many(StoreRequest, frozen=True):
+    """Calls sent in one round trip. They may be executed more than once, so they only read."""
+
+    calls: Sequence[Request[Any]]
+    each: bool = False
+    """True to return the error of a failed call as its result, without affecting the others."""
+
+    def serve(self, store: Any, timeout: float | None) -> Any:
+        return store.read_many(self.calls, each=self.each, timeout=timeout)
+
+
+class OnNode(StoreRequest, frozen=True):
+    """A call for one server, which is not retried."""
+
+    node: Any
+    call: Request[Any]
+
+    def serve(self, store: Any, timeout: float | None) -> Any:
+        return store.run_on(self.node, self.call, timeout=timeout)
+
+
+class ListNodes(StoreRequest, frozen=True):
+    """Request for the servers that hold the data: one server, or the masters of a Cluster."""
+
+    def serve(self, store: Any, timeout: float | None) -> Any:
+        return store.servers(timeout=timeout)
+
+
+class NodeOf(StoreRequest, frozen=True):
+    """Request for the server that holds a key."""
+
+    key: str
+
+    def serve(self, store: Any, timeout: float | None) -> Any:
+        return store.server_of(self.key, timeout=timeout)
+
+
+class Separate(StoreRequest, frozen=True):
+    """Another operation, with its own time limit."""
+
+    steps: Generator[Any, Any, Any]
+
+    def serve(self, store: Any, timeout: float | None) -> Any:
+        return store.run(self.steps, timeout=timeout)
+
+
+class Pending(Protocol):
+    """An operation in flight."""
+
+    @property
+    def is_smooth(self) -> bool:
+        """True if it was sent immediately and its first reply, if any, was its result."""
+        ...
+
+    def finish(self, *, timeout: float | None = None, given_up: bool = False) -> Any:
+        """Return its result, or the awaitable of it."""
+        ...
+
+    def leave(self) -> None:
+        """Abandon the operation."""
+        ...
+
+
+class Start(StoreRequest, frozen=True):
+    """Request to send the first call of an operation, after those in flight.
+
+    The result is a `Pending` operation. Yield `Finish` for its result, or abandon it.
+    """
+
+    steps: Generator[Any, Any, Any]
+    behind: Pending | None = None
+    """The operation in flight that was started last."""
+
+    def serve(self, store: Any, timeout: float | None) -> Any:
+        return store.begin(self.steps, self.behind, timeout=timeout)
+
+
+class Finish(StoreRequest, frozen=True):
+    """Request for the result of an operation that was started."""
+
+    pending: Pending
+    given_up: bool = False
+    """True if an earlier operation failed. The store waits for the reply, but does not resend."""
+
+    def serve(self, store: Any, timeout: float | None) -> Any:
+        return self.pending.finish(timeout=timeout, given_up=self.given_up)
+
+
+AnyRequest: TypeAlias = Request[Any] | StoreRequest
+"""A request that an operation may yield."""
+
 Steps: TypeAlias = Generator[Request[Any], Any, T]
-"""A generator that yields several requests in sequence."""
+"""An operation that yields single calls. They share a time limit until one of them succeeds."""
+
+AnySteps: TypeAlias = Generator[AnyRequest, Any, T]
+"""An operation that yields any requests. Each has its own time limit, except for single calls."""
 
 Operation: TypeAlias = Request[T] | Steps[T]
-"""One request or several steps, as run by a store."""
+"""One call, or an operation of several."""
 
 
 def none_failed(results: Sequence[T | TaskbullError]) -> list[T]:
@@ -135,49 +241,10 @@ def none_failed(results: Sequence[T | TaskbullError]) -> list[T]:
     return found
 
 
-class UnderWay(Protocol):
-    """An operation in flight."""
-
-    @property
-    def is_smooth(self) -> bool:
-        """True if it was sent immediately and its first reply, if any, was its result."""
-        ...
-
-
-class Start(Struct, frozen=True):
-    """A request to start an operation. The generator that yields it receives the operation.
-
-    The operation's first call is sent after those already in flight.
-    """
-
-    steps: Steps[Any]
-
-
-class Finish(Struct, frozen=True):
-    """A request for the result of the oldest operation in flight. The generator receives it."""
-
-    given_up: bool = False
-    """True if an earlier operation failed. The store waits for the reply, but does not resend."""
-
-
-Stages: TypeAlias = Generator[Start | Finish, Any, T]
-"""A long operation that consists of others, each with its own time limit.
-
-Several of them may be in flight concurrently.
-"""
-
-
-def alone(steps: Steps[T]) -> Stages[T]:
-    """Run an operation as a separate stage, with nothing else in flight."""
-    yield Start(steps)
-    result: T = yield Finish()
-    return result
-
-
 def again(operation: Operation[T]) -> Steps[T]:
-    """Run an operation and repeat each request until Redis answers.
+    """Run an operation and repeat each call until Redis answers.
 
-    Use it only for reads and idempotent writes: a request may be executed more than once.
+    Use it only for reads and idempotent writes: a call may be executed more than once.
     """
     answer: Any
     if isinstance(operation, Call | Command):

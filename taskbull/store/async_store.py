@@ -23,8 +23,18 @@ from anyio import (
 )
 from msgspec import Struct, structs
 
-from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
-from taskbull.scripts.call import Call, Command, Operation, Request, Steps, none_failed
+from taskbull.errors import ConnectionLost, MaybeExecuted, ServerUnavailable, TaskbullError
+from taskbull.scripts.call import (
+    ONE_CALL,
+    AnyRequest,
+    AnySteps,
+    Call,
+    Command,
+    Pending,
+    Request,
+    Steps,
+    none_failed,
+)
 from taskbull.scripts.loader import Script
 from taskbull.store import backend
 from taskbull.store.address import Address, Endpoint
@@ -464,7 +474,7 @@ class Store:
 
     async def run(
         self,
-        operation: Operation[T],
+        operation: Request[T] | AnySteps[T],
         *,
         timeout: float | None = None,
         total: float | None = None,
@@ -600,12 +610,45 @@ class Store:
         """Run the remaining calls of an operation, and return its result."""
         while drive.asks:
             with drive:
-                call = drive.request()
-                if drive.deadline.seconds is None:
-                    drive.answer = await self._run(call)
+                request: AnyRequest = drive.request()
+                if not isinstance(request, ONE_CALL):
+                    drive.answer = await request.serve(self, drive.deadline.seconds)
+                elif drive.deadline.seconds is None:
+                    drive.answer = await self._run(request)
                 else:
-                    drive.answer = await self.run_within(call, drive.deadline)
+                    drive.answer = await self.run_within(request, drive.deadline)
         return drive.result
+
+    async def begin(
+        self, steps: Steps[T], behind: Pending | None = None, *, timeout: float | None = None
+    ) -> PendingOperation[T]:
+        """Send the first call of an operation if possible, after all calls in flight.
+
+        `behind` and `timeout` are for `SyncStore`: here, each call follows the earlier ones.
+        """
+        return PendingOperation(self, steps)
+
+    async def read_many(
+        self, calls: Sequence[Request[Any]], *, each: bool, timeout: float | None
+    ) -> list[Any]:
+        """Run the calls of a `Many` request, and repeat those that may be unanswered."""
+        deadline = Deadline(timeout, monotonic)
+        answers: list[Any] = [None] * len(calls)
+        places = list(range(len(calls)))
+        while places:
+            found = await self.run_each(
+                [calls[place] for place in places], timeout=deadline.timeout
+            )
+            unanswered: list[int] = []
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
+                if isinstance(answer, MaybeExecuted | ServerUnavailable):
+                    if deadline.too_late_after(answer):
+                        answers[place] = ConnectionLost(str(answer))
+                    else:
+                        unanswered.append(place)
+            places = unanswered
+        return answers if each else none_failed(answers)
 
     async def run_within(self, call: Request[T], deadline: Deadline) -> T:
         """Run one call and return its result, with a deadline that calls can share.

@@ -24,7 +24,7 @@ from taskbull.errors import (
     ServerUnavailable,
     TaskbullError,
 )
-from taskbull.scripts.call import Request, Steps, Word
+from taskbull.scripts.call import ONE_CALL, AnyRequest, AnySteps, Request, Word
 from taskbull.store.address import Endpoint
 from taskbull.store.protocol import Reply, ReplyError
 
@@ -82,7 +82,7 @@ class Deadline:
 #             drive.answer = await self.run_within(drive.request(), drive.deadline)
 #     return drive.result
 #
-# The error of a call is raised inside the operation, which may handle it.
+# The error of a request is raised inside the operation, which may handle it.
 
 
 T = TypeVar("T")
@@ -92,13 +92,13 @@ _GRACE = 1.0
 
 
 class Drive(Generic[T]):
-    """An operation in progress: the call to make next, and finally the result."""
+    """An operation in progress: the request to serve next, and finally the result."""
 
     result: T
-    _request: Request[Any]
+    _request: AnyRequest
 
-    def __init__(self, steps: Steps[T], deadline: Deadline, *, renew: bool = True) -> None:
-        """Advance to the first call. With `renew`, the deadline restarts after each result."""
+    def __init__(self, steps: AnySteps[T], deadline: Deadline, *, renew: bool = True) -> None:
+        """Advance to the first request. With `renew`, the deadline restarts after each result."""
         self.asks = True
         self.answer: Any = None
         self.deadline = deadline
@@ -107,19 +107,20 @@ class Drive(Generic[T]):
         self._failed: TaskbullError | None = None
         self._go_on(partial(next, steps))
 
-    def request(self) -> Request[Any]:
-        """Return the call to make next.
+    def request(self) -> Any:
+        """Return the request to serve next.
 
-        Raises `ConnectionLost` if the last call failed and it is too late to try again.
+        Raises `ConnectionLost` if it is a call, the last call failed, and it is too late to try
+        again.
         """
-        failed = self._failed
-        if failed is not None and self.deadline.too_late_after(failed):
+        request, failed = self._request, self._failed
+        if failed and isinstance(request, ONE_CALL) and self.deadline.too_late_after(failed):
             raise ConnectionLost(str(failed)) from failed
-        return self._request
+        return request
 
-    def fail(self, failed: TaskbullError) -> None:
-        """Raise the error of a failed call inside the operation, and advance to its next call."""
-        self._failed = failed
+    def fail(self, failed: Exception) -> None:
+        """Raise the error of a failed request inside the operation, and advance to the next one."""
+        self._failed = failed if isinstance(failed, TaskbullError) else None
         self._go_on(partial(self._steps.throw, failed))
 
     def close(self) -> None:
@@ -130,17 +131,19 @@ class Drive(Generic[T]):
     def __enter__(self) -> None: ...
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if isinstance(error, TaskbullError):
-            self.fail(error)
-            return True
         if error is None:
             self._failed = None
             if self._renew:
                 self.deadline = Deadline(self.deadline.seconds, monotonic)
             self._go_on(partial(self._steps.send, self.answer))
-        return error is None
+        elif isinstance(error, Exception):
+            self.fail(error)
+        else:
+            self.close()
+            return False
+        return True
 
-    def _go_on(self, step: Callable[[], Request[Any]]) -> None:
+    def _go_on(self, step: Callable[[], AnyRequest]) -> None:
         try:
             self._request = step()
         except StopIteration as end:

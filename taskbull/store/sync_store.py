@@ -13,7 +13,16 @@ from typing import Any, Generic, Protocol, TypeVar
 from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
-from taskbull.scripts.call import Call, Command, Operation, Request, Steps, none_failed
+from taskbull.scripts.call import (
+    ONE_CALL,
+    AnyRequest,
+    AnySteps,
+    Call,
+    Command,
+    Request,
+    Steps,
+    none_failed,
+)
 from taskbull.scripts.loader import Script
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.cluster import (
@@ -167,11 +176,16 @@ _TROUBLE = (ReplyError, ConnectionLost)
 class SyncPendingOperation(Struct, Generic[T], eq=False):
     """An operation whose first call was sent, if that was possible."""
 
+    store: SyncStore
     drive: Drive[T]
     pipeline: SyncPipeline | None = None
     """Pipeline that receives the reply, or None if the call was not sent."""
     is_smooth: bool = False
     """True if the first call was sent immediately and, if answered, gave the result."""
+
+    def finish(self, *, timeout: float | None = None, given_up: bool = False) -> T:
+        """Return the result of the operation, as `SyncStore.finish` does."""
+        return self.store.finish(self, timeout=timeout, given_up=given_up)
 
     def leave(self) -> None:
         """Abandon the operation, and close its connection."""
@@ -193,7 +207,7 @@ class SyncStore:
 
     def run(
         self,
-        operation: Operation[T],
+        operation: Request[T] | AnySteps[T],
         *,
         timeout: float | None = None,
         total: float | None = None,
@@ -263,13 +277,19 @@ class SyncStore:
                 results.append(error)
         return results
 
+    def read_many(
+        self, calls: Sequence[Request[Any]], *, each: bool, timeout: float | None
+    ) -> list[Any]:
+        """Run the calls of a `Many` request."""
+        return (self.run_each if each else self.run_all)(calls, timeout=timeout)
+
     def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
         """Continue an operation whose first call has already failed."""
         drive = Drive(steps, deadline)
         drive.fail(failed)
         return self._complete(drive)
 
-    def start(
+    def begin(
         self,
         steps: Steps[T],
         behind: SyncPendingOperation[Any] | None = None,
@@ -280,7 +300,7 @@ class SyncStore:
 
         The call uses the connection of the unfinished operation `behind`, if that is possible.
         """
-        begun = SyncPendingOperation(Drive(steps, Deadline(timeout, monotonic)))
+        begun = SyncPendingOperation(self, Drive(steps, Deadline(timeout, monotonic)))
         if begun.drive.asks:
             with suppress(ConnectionLost):
                 self._send_first(begun, None if behind is None else behind.pipeline)
@@ -329,7 +349,11 @@ class SyncStore:
     def _complete(self, drive: Drive[T]) -> T:
         while drive.asks:
             with drive:
-                drive.answer = self.run_within(drive.request(), drive.deadline)
+                request: AnyRequest = drive.request()
+                if isinstance(request, ONE_CALL):
+                    drive.answer = self.run_within(request, drive.deadline)
+                else:
+                    drive.answer = request.serve(self, drive.deadline.seconds)
         return drive.result
 
     def servers(self, *, timeout: float | None = None) -> list[Endpoint]:

@@ -29,7 +29,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.flow import decode_order
 from taskbull.queue import add_bulk
 from taskbull.scripts import flow as flow_calls
-from taskbull.scripts.call import Start
+from taskbull.scripts.call import Separate
 from taskbull.scripts.flow import undo_flows
 from taskbull.store.address import parse
 from taskbull.store.cluster import check_slots
@@ -361,8 +361,7 @@ def test_a_producer_that_breaks_off_leaves_nothing_or_all_of_it(
     stages = flow.send()
     stage = next(stages)
     for _ in range(calls):
-        assert isinstance(stage, Start)
-        stages.send(None)  # asks for the result
+        assert isinstance(stage, Separate)
         stage = stages.send(store.run(stage.steps))
     if then == "sent again":
         ticket = Ticket(flow.seed, 0, 1, flow.seed[:16], 1, int(time.time() * 1000), flow.seed)
@@ -412,8 +411,7 @@ def pieces_of(app: App, spec: Any, pieces: int) -> Any:
     stages = add_bulk.Flow(app.producer.client("q").adder, spec.branch(), None).send()
     stage = next(stages)
     for _ in range(pieces):
-        assert isinstance(stage, Start)
-        stages.send(None)
+        assert isinstance(stage, Separate)
         stage = stages.send(store.run(stage.steps))
     return stages, stage
 
@@ -470,7 +468,6 @@ async def test_two_producers_add_one_flow_together(family: Family, order: str) -
         nonlocal stage
         with suppress(StopIteration):
             while True:
-                stages.send(None)
                 stage = stages.send(store.run(stage.steps))
 
     if order == "first":
@@ -486,10 +483,9 @@ async def test_two_producers_add_one_flow_together(family: Family, order: str) -
 def test_a_slow_producer_adds_nothing_to_a_flow_that_was_undone_or_replaced(
     family: Family, admin: redis.Redis, prefix: str
 ) -> None:
-    stages, stage = pieces_of(family.app, family.flow(8).job(), 1)
+    _, stage = pieces_of(family.app, family.flow(8).job(), 1)
     admin.zadd(f"{prefix}:q:tb:flows", {f"{prefix}:q:one": 1})
     family.flow(20).delay()
-    stages.send(None)
     with pytest.raises(TaskbullError, match="is in another flow"):
         family.app.producer.stores.sync_store().run(stage.steps)
     assert stored(admin, prefix) == {"top": 1, "kid": 20}

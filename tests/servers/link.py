@@ -39,7 +39,7 @@ class Orders(Struct):
     swallowing: bool = False
     holding: bool = False
     holding_replies: bool = False
-    passing: int = 0
+    hold_replies_at: bytes = b""
     swallow_at: bytes = b""
     delay: float = 0.0
     rate: float = 0.0
@@ -135,6 +135,8 @@ class Link:
         orders = self.orders
         if orders.swallow_at and orders.swallow_at in chunk:
             orders.swallowing = True
+        if orders.hold_replies_at and orders.hold_replies_at in chunk:
+            orders.holding_replies = True
         if self._swallows():
             return
         if orders.holding or self._held:
@@ -161,10 +163,8 @@ class Link:
         if self._swallows():
             return
         if orders.holding_replies or self._held_replies:
-            if not orders.passing:
-                self._held_replies.append(chunk)
-                return
-            orders.passing -= 1
+            self._held_replies.append(chunk)
+            return
         if orders.cut is Cut.BEFORE_REPLY and self.doomed:
             self._cut()
             self.reset()

@@ -103,9 +103,13 @@ class Proxy:
         """
         self._order(lambda: setattr(self._orders, "holding", True))
 
-    def hold_replies(self, *, after: int = 0) -> None:
-        """Let replies be late, until `deliver`, but for so many; requests arrive all the same."""
-        self._order(lambda: self._hold_replies(after))
+    def hold_replies(self) -> None:
+        """Let replies be late, until `deliver`; requests arrive all the same."""
+        self._order(lambda: setattr(self._orders, "holding_replies", True))
+
+    def hold_replies_at(self, containing: bytes) -> None:
+        """Let replies be late from the next request on that has these bytes in it."""
+        self._order(lambda: setattr(self._orders, "hold_replies_at", containing))
 
     def deliver(self) -> None:
         """Let all arrive that was held, and hold no more."""
@@ -185,11 +189,9 @@ class Proxy:
         self._arm(Cut.NEVER, b"")
         self._deliver()
 
-    def _hold_replies(self, after: int) -> None:
-        self._orders.holding_replies, self._orders.passing = True, after
-
     def _deliver(self) -> None:
         self._orders.holding = self._orders.holding_replies = False
+        self._orders.hold_replies_at = b""
         for link in list(self._links):
             link.deliver()
 
