@@ -18,7 +18,7 @@ local stalled = unpack(KEYS)
 local prefix, token, ids, lock_life, size = unpack(ARGV)
 
 --- @include "read_job"
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 ids, size = cmsgpack.unpack(ids), tonumber(size)
 
@@ -32,7 +32,7 @@ for i = 1, #ids do
   local held = holders[i] == token
   if held then
     redis.call("PEXPIRE", locks[i], lock_life)
-    typed(redis.pcall("SREM", stalled, ids[i]))
+    ignore_wrongtype(redis.pcall("SREM", stalled, ids[i]))
   end
   if bytes < size then
     count = i

@@ -23,13 +23,13 @@ local now, longest, pending, cursor, count = unpack(ARGV)
 --- @include "cancel_waiting"
 --- @include "is_child"
 --- @include "split_key"
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 local function is_full(problem)
   return string.find(problem, "OOM", 1, true) or string.find(problem, "READONLY", 1, true)
 end
 
-local current = (typed(redis.pcall("LRANGE", parents, -1, -1)) or {})[1]
+local current = (ignore_wrongtype(redis.pcall("LRANGE", parents, -1, -1)) or {})[1]
 if not current then
   local noted, first = string.match(parents, "^(.*:tb:cancelling):(.*):parents$")
   redis.call("SREM", noted, first)

@@ -376,10 +376,10 @@ if want > 0 and full == 0 then
     most = queue.room
   end
   if starts > 0 then
-    --- @include "typed"
+    --- @include "ignore_wrongtype"
 
     local limiter = prefix .. "limiter"
-    local started = finite(typed(redis.pcall("GET", limiter))) or 0
+    local started = finite(ignore_wrongtype(redis.pcall("GET", limiter))) or 0
     if started >= starts then
       limited = math.max(0, redis.call("PTTL", limiter))
       if limited == 0 then -- the window is over, or its key would never expire

@@ -16,7 +16,7 @@ local stalled = unpack(KEYS)
 local prefix, held, duration = unpack(ARGV)
 
 --- @include "is_cancelled"
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 local lost, cancelled = {}, {}
 local jobs = cmsgpack.unpack(held)
@@ -42,7 +42,7 @@ for first = 1, #jobs, 2000 do
     end
   end
   if #renewed > 0 then
-    typed(redis.pcall("SREM", stalled, unpack(renewed))) -- a sweep deletes a key of another type
+    ignore_wrongtype(redis.pcall("SREM", stalled, unpack(renewed))) -- a sweep deletes a key of another type
   end
 end
 return { lost, cancelled }

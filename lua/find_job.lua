@@ -35,13 +35,13 @@ local prefix, job_id, fields, room, deepest = unpack(ARGV)
 --- @include "cut_field"
 --- @include "list_place"
 --- @include "read_fields"
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 deepest = tonumber(deepest)
 local key = prefix .. job_id
 local job
 if fields == "" then
-  job = typed(redis.pcall("HGETALL", key))
+  job = ignore_wrongtype(redis.pcall("HGETALL", key))
   job = job and #job > 0 and job
 else
   job = read_fields(key, cmsgpack.unpack(fields), tonumber(room))
@@ -78,10 +78,10 @@ if state == "unknown" then
 end
 
 local function count(command, name)
-  return typed(redis.pcall(command, name)) or 0
+  return ignore_wrongtype(redis.pcall(command, name)) or 0
 end
 
-local given = typed(redis.pcall("GET", counter))
+local given = ignore_wrongtype(redis.pcall("GET", counter))
 return {
   state,
   score,

@@ -11,11 +11,11 @@
 local workers = unpack(KEYS)
 local prefix, most = unpack(ARGV)
 
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 local found, records = redis.call("ZREVRANGE", workers, 0, most - 1, "WITHSCORES"), {}
 for i = 1, #found, 2 do
-  local about = typed(redis.pcall("GET", prefix .. "tb:worker:" .. found[i] .. ":about"))
+  local about = ignore_wrongtype(redis.pcall("GET", prefix .. "tb:worker:" .. found[i] .. ":about"))
   records[#records + 1] = found[i]
   records[#records + 1] = found[i + 1]
   records[#records + 1] = about and #about <= 4096 and about or ""

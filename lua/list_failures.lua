@@ -21,12 +21,12 @@ local prefix, ids, ranks, start, most, longest, room = unpack(ARGV)
 
 --- @include "cut_field"
 --- @include "list_page"
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 -- Return the first 300 and last 600 bytes of a job's newest stack, as encoded in JSON, and the
 -- number of bytes read. Empty if there is no stack, or if all together exceed 64 kB.
 local function cut_stack(job)
-  local size = typed(redis.pcall("HSTRLEN", job, "stacktrace"))
+  local size = ignore_wrongtype(redis.pcall("HSTRLEN", job, "stacktrace"))
   if not size or size < 3 or size > 65536 then
     return "", "", 0
   end

@@ -30,7 +30,7 @@ local prefix, fields, room, descending, start, score, id, bound, limit, with_loc
 --- @include "list_page"
 --- @include "rank_after"
 --- @include "read_fields"
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 descending, with_locks = descending == "1", with_locks == "1"
 room, start, limit = tonumber(room), tonumber(start), tonumber(limit)
@@ -74,7 +74,7 @@ for i = 1, #ids do
     break
   else
     found = redis.pcall("HGETALL", key)
-    found = found.err and typed(found) or found
+    found = found.err and ignore_wrongtype(found) or found
     for n = 1, #found do
       room = room - #found[n]
     end

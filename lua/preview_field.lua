@@ -14,9 +14,9 @@
 local job = unpack(KEYS)
 local field, most, from_end, largest = unpack(ARGV)
 
---- @include "typed"
+--- @include "ignore_wrongtype"
 
-local size = typed(redis.pcall("HSTRLEN", job, field)) or 0
+local size = ignore_wrongtype(redis.pcall("HSTRLEN", job, field)) or 0
 if size == 0 or size > tonumber(largest) then
   return { size, "" }
 end

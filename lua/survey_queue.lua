@@ -42,24 +42,24 @@ local wait, active, completed, failed, delayed, prioritized, waiting_children, p
 local prefix, longest, minutes = unpack(ARGV)
 
 --- @include "cut_field"
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 local function text(key)
-  local found = typed(redis.pcall("GET", key))
+  local found = ignore_wrongtype(redis.pcall("GET", key))
   return found and string.sub(found, 1, 2048) or ""
 end
 
 local function lowest(key)
-  return (typed(redis.pcall("ZRANGE", key, 0, 0, "WITHSCORES")) or {})[2] or ""
+  return (ignore_wrongtype(redis.pcall("ZRANGE", key, 0, 0, "WITHSCORES")) or {})[2] or ""
 end
 
 local function totals(key)
-  local found = typed(redis.pcall("HMGET", key, "count", "prevTS", "prevCount")) or {}
+  local found = ignore_wrongtype(redis.pcall("HMGET", key, "count", "prevTS", "prevCount")) or {}
   return { found[1] or false, found[2] or false, found[3] or false }
 end
 
 local function points(key)
-  return typed(redis.pcall("LRANGE", key, 0, minutes - 1)) or {}
+  return ignore_wrongtype(redis.pcall("LRANGE", key, 0, minutes - 1)) or {}
 end
 
 local first = {}

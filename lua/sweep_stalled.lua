@@ -39,7 +39,7 @@ local prefix, now, interval, max_stalls, position, size = unpack(ARGV)
 --- @include "event_limit"
 --- @include "finite"
 --- @include "is_cancelled"
---- @include "typed"
+--- @include "ignore_wrongtype"
 --- @include "is_reserved_id"
 
 -- find_stalled(prefix, ids, position, suspects) -> the positions of stalled jobs in `active`,
@@ -77,7 +77,7 @@ end
 -- without them.
 local function count_stall(prefix, id, max_stalls, schedulers)
   local key = prefix .. id
-  local fields = typed(redis.pcall("HMGET", key, "name", "stc", "rjk", "defa"))
+  local fields = ignore_wrongtype(redis.pcall("HMGET", key, "name", "stc", "rjk", "defa"))
   if not fields or is_reserved_id(id) or not fields[1] and redis.call("EXISTS", key) == 0 then
     return 0
   end

@@ -221,7 +221,7 @@ class ProcessUnavailable(TaskbullError):
 class RaisedInProcess(TaskbullError):
     """An error that a function raised in a pool process, as middleware and listeners see it.
 
-    The original error stays in its process. Exceptions derived from `Steering` are raised
+    The original error stays in its process. Exceptions derived from `JobControl` are raised
     unchanged.
 
     Attributes:
@@ -273,11 +273,11 @@ class UnannotatedWarning(UserWarning):
     """A task gets an argument as another type, because its parameter has no annotation."""
 
 
-class Steering(Exception):
+class JobControl(Exception):
     """Base class of exceptions that a task raises to control its job."""
 
 
-class PermanentError(Steering):
+class PermanentError(JobControl):
     """Fail the job permanently, without further attempts.
 
     Example:
@@ -289,11 +289,11 @@ UnrecoverableError = PermanentError
 """BullMQ's name for `PermanentError`."""
 
 
-class TransientError(Steering):
+class TransientError(JobControl):
     """Fail the attempt for a temporary reason. Retried with backoff if attempts remain."""
 
 
-class Retry(Steering):
+class Retry(JobControl):
     """Run the job again after a fixed delay. This uses up an attempt.
 
     Args:
@@ -314,7 +314,7 @@ class Retry(Steering):
         self.after = _seconds("Retry(after=…)", after)
 
 
-class Snooze(Steering):
+class Snooze(JobControl):
     """Run the job again after a delay. This does not use up an attempt.
 
     Args:
@@ -332,7 +332,7 @@ class Snooze(Steering):
         super().__init__(f"the task asked to be run again in {self.seconds:g} s")
 
 
-class RateLimited(Steering):
+class RateLimited(JobControl):
     """Put the job back and rate-limit its whole queue. This does not use up an attempt.
 
     Args:
@@ -350,7 +350,7 @@ class RateLimited(Steering):
         super().__init__(f"the task asked its queue to wait {self.seconds:g} s")
 
 
-class WaitForChildren(Steering):
+class WaitForChildren(JobControl):
     """Run the job again when its children have finished. This does not use up an attempt.
 
     The task is then called again from its beginning.
@@ -360,7 +360,7 @@ class WaitForChildren(Steering):
         super().__init__("the task waits for its children")
 
 
-class CancelRequested(Steering, TaskbullError):
+class CancelRequested(JobControl, TaskbullError):
     """Cancel the running job. `current_job().check()` raises this after a cancel request.
 
     A task may also raise it to cancel its own job.

@@ -1,4 +1,4 @@
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 -- check_lock(lock, token) -> 0 if the token matches the lock ("0" always does), -2 if there is no
 -- lock, -6 if another worker holds it.
@@ -6,7 +6,7 @@ local function check_lock(lock, token)
   if token == "0" then
     return 0
   end
-  local holder = typed(redis.pcall("GET", lock))
+  local holder = ignore_wrongtype(redis.pcall("GET", lock))
   if not holder then
     return -2
   end

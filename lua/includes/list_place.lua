@@ -1,4 +1,4 @@
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 -- list_place(list, id, deepest, prefix, timestamp) -> the index of an id, counted from the tail,
 -- and whether it was seen there; nil if it is not in the list. A long list is first searched near
@@ -14,7 +14,7 @@ local function list_place(list, id, deepest, prefix, timestamp)
     while last - first > width do
       local middle = math.floor((first + last) / 2)
       local other = redis.call("LRANGE", list, -1 - middle, -1 - middle)[1]
-      local reply = typed(redis.pcall("HGET", prefix .. other, "timestamp"))
+      local reply = ignore_wrongtype(redis.pcall("HGET", prefix .. other, "timestamp"))
       if (reply and tonumber(reply) or 0) < timestamp then
         first = middle + 1
       else

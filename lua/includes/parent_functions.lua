@@ -15,14 +15,14 @@ local function parent_functions()
   --- @include "is_reserved_id"
   --- @include "priority_score"
   --- @include "split_key"
-  --- @include "typed"
+  --- @include "ignore_wrongtype"
 
   -- add_kept_last(prefix, name, keys, queue, now): add the last job that was deduplicated while the
   -- owner of `name` was running, if any. `keys` has counter, delayed, prioritized,
   -- priority_counter, marker, events; `queue` is from queue_state.
   local function add_kept_last(prefix, name, keys, queue, now)
     local stored_key = prefix .. "dn:" .. name
-    local flat = typed(redis.pcall("HGETALL", stored_key)) or {}
+    local flat = ignore_wrongtype(redis.pcall("HGETALL", stored_key)) or {}
     if #flat == 0 then
       return
     end

@@ -1,5 +1,5 @@
 --- @include "finite"
---- @include "typed"
+--- @include "ignore_wrongtype"
 --- @include "assert_can_remove"
 --- @include "wake_worker"
 
@@ -15,7 +15,7 @@ local function promote_due(prefix, keys, queue, now, most)
   local waiting, ranked, classes = {}, {}, {}
   for i = 1, #due do
     local id = due[i]
-    local priority = finite(typed(redis.pcall("HGET", prefix .. id, "priority"))) or 0
+    local priority = finite(ignore_wrongtype(redis.pcall("HGET", prefix .. id, "priority"))) or 0
     if priority == 0 then
       waiting[#waiting + 1] = id
     else

@@ -1,13 +1,13 @@
 --- @include "is_reserved_id"
 --- @include "read_job"
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 -- read_unusual_job(prefix, id, now) -> the fields of a waiting job that has other fields than a new
 -- one, or false if it cannot run. A job whose id is not UTF-8 fails here, because its id cannot be
 -- sent to a worker.
 local function read_unusual_job(prefix, id, now)
   local key = prefix .. id
-  local fields = not is_reserved_id(id) and typed(read_job(key))
+  local fields = not is_reserved_id(id) and ignore_wrongtype(read_job(key))
   if not fields or fields[4] and not string.find(id, "[\128-\255]") then
     return fields
   end

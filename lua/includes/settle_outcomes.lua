@@ -10,7 +10,7 @@
 --- @include "promote_due"
 --- @include "parent_functions"
 --- @include "trim_finished"
---- @include "typed"
+--- @include "ignore_wrongtype"
 
 -- find_wrong_type(keys) -> an error that names the first queue key (from `keys`, by name) with the
 -- wrong type, or nil. If there is one, a refused write is not the job's fault.
@@ -247,7 +247,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       end
       return holder and -6 or -2
     end
-    local fields = typed(redis.pcall("HMGET", key, "ats", "atm", "parentKey", "deid", "defa"))
+    local fields = ignore_wrongtype(redis.pcall("HMGET", key, "ats", "atm", "parentKey", "deid", "defa"))
     local starts, attempts_made, parent_key, dedup_name, deferred_failure = unpack(fields or {})
     if not fields or not starts and redis.call("EXISTS", key) == 0 then
       return -1

@@ -79,7 +79,7 @@ class WorkerFactory:
         self.rules = QueueRules()
         self._listeners: list[tuple[type[events.Event], events.Listener[Any], bool]] = []
 
-    def tell(self, kind: type[E], listener: events.Listener[E], *, thread: bool) -> None:
+    def add_listener(self, kind: type[E], listener: events.Listener[E], *, thread: bool) -> None:
         """Register a listener for an event type on all workers built from now on."""
         events.check_listener(kind, listener, thread=thread)
         self._listeners.append((kind, listener, thread))
@@ -154,9 +154,9 @@ class WorkerFactory:
             if is_batch(task) and slots is not None and slots < task.batch.size:
                 size, queue = task.batch.size, task.queue
                 raise ConfigurationError(
-                    f"Batch task '{task.name}' ({task.place}) has size {size}, but the concurrency "
-                    f"of queue '{queue}' in this worker is {slots}. Set it to at least {size}, "
-                    f"better {2 * size}, with app.queue_options({queue!r}, concurrency=…) or "
+                    f"Batch task '{task.name}' ({task.location}) has size {size}, but the "
+                    f"concurrency of queue '{queue}' in this worker is {slots}. Set it to at least "
+                    f"{size}, better {2 * size}, with app.queue_options({queue!r}, concurrency=…) or "
                     "taskbull worker -c …"
                 )
 
@@ -374,7 +374,7 @@ class App(TaskGroup):
         """
 
         def register(listener: F) -> F:
-            self._factory.tell(kind, listener, thread=thread)
+            self._factory.add_listener(kind, listener, thread=thread)
             return listener
 
         return register

@@ -37,7 +37,7 @@ from taskbull.app.signature import (
     FromLifespan,
     arguments_reader,
     converter,
-    place_of,
+    location_of,
 )
 from taskbull.app.task import Home, Task, TaskCalling
 from taskbull.core import payload
@@ -120,7 +120,7 @@ class Items:
             return converter(self.kind)
         except TypeError as error:
             raise ConfigurationError(
-                f"The items of batch task '{self._task}' ({place_of(self._function)}) are "
+                f"The items of batch task '{self._task}' ({location_of(self._function)}) are "
                 f"annotated {self.kind!r}, which cannot be read from JSON: {error}"
             ) from error
 
@@ -151,8 +151,8 @@ def _list_parameter(task: str, function: Callable[..., Any]) -> str:
     variable = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
     if len(own) != 1 or own[0].default is not Parameter.empty or own[0].kind in variable:
         raise ConfigurationError(
-            f"'{task}' ({place_of(function)}) cannot be a batch task: it must have one parameter "
-            "without a default, the list of items. Others must use from_lifespan()"
+            f"'{task}' ({location_of(function)}) cannot be a batch task: it must have one "
+            "parameter without a default, the list of items. Others must use from_lifespan()"
         )
     return own[0].name
 
@@ -164,13 +164,13 @@ def _item_kind(task: str, function: Callable[..., Any], parameter: str) -> Any:
     except Exception as error:
         raise ConfigurationError(
             f"Cannot resolve the annotation of '{parameter}' of batch task '{task}' "
-            f"({place_of(function)}): {type(error).__name__}: {error}. Adding a job needs the type "
-            "of an item: import it before the task, outside of `if TYPE_CHECKING:`"
+            f"({location_of(function)}): {type(error).__name__}: {error}. Adding a job needs the "
+            "type of an item: import it before the task, outside of `if TYPE_CHECKING:`"
         ) from error
     hint = hints[parameter]
     if (get_origin(hint) or hint) not in _LISTS:
         raise ConfigurationError(
-            f"Parameter '{parameter}' of batch task '{task}' ({place_of(function)}) must be "
+            f"Parameter '{parameter}' of batch task '{task}' ({location_of(function)}) must be "
             f"annotated as a list of items, such as list[str], not {hint!r}"
         )
     return _element(hint)

@@ -37,14 +37,14 @@ _NAMES = 1000
 """Maximum number of names to log. Redis may contain any number of names."""
 
 
-class Unclaimed:
+class UnknownTaskHandler:
     """Delays jobs of unregistered tasks, and logs each name once."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
-    async def put_off(self, job: RunningJob) -> NoReturn:
+    async def delay(self, job: RunningJob) -> NoReturn:
         """Delay a job.
 
         Raises:
@@ -52,19 +52,19 @@ class Unclaimed:
             TaskNotRegistered: If the job has waited for a day.
         """
         try:
-            waited = await job.aunclaimed(PATIENCE)
+            waited = await job.arecord_unknown_task(PATIENCE)
         except TaskbullError:  # A Redis problem is not a reason to fail a job.
             raise Snooze(SHORTEST) from None
         missing = self._registry.missing(job.name, job.queue)
         if waited >= PATIENCE:
             raise missing
-        self._tell(job, str(missing))
+        self._log_once(job, str(missing))
         raise Snooze(min(max(waited, SHORTEST), LONGEST))
 
-    def _tell(self, job: RunningJob, missing: str) -> None:
+    def _log_once(self, job: RunningJob, missing: str) -> None:
         key = (job.queue, job.name)
-        if key not in self._told and len(self._told) < _NAMES:
-            self._told.add(key)
+        if key not in self._logged and len(self._logged) < _NAMES:
+            self._logged.add(key)
             logger.warning(
                 "%s. The job is delayed, without using an attempt, for up to 24 hours. "
                 "Register the task in every worker of this queue",
@@ -83,7 +83,7 @@ class Dispatch:
         self._registry = registry
         registry.watchers.append(self.forget)
         self._known: dict[str, Route] = {}
-        self._unclaimed = Route(Unclaimed(registry).put_off, policy)
+        self._unknown_task = Route(UnknownTaskHandler(registry).delay, policy)
 
     def resolve(self, job: Job) -> Route:
         """Return the route for a job.
@@ -106,14 +106,14 @@ class Dispatch:
     def _prepared(self, name: str) -> Route:
         task = self._registry.tasks.get(name)
         if task is None:
-            return self._unclaimed  # Not cached: Redis may contain any number of names.
+            return self._unknown_task  # Not cached: Redis may contain any number of names.
         around = [one.layers for one in self._registry.around(name)]
         plain = [layer for each in around for layer in each.plain]
         route = Route(
             _batch_function(task, plain) if is_batch(task) else _function(task, plain),
             task.settings.policy,
             task.settings.timeout,
-            site=task.site,
+            execution_mode=task.execution_mode,
             grace=task.settings.grace,
             layers=tuple(layer for each in around for layer in each.awaited),
             batch=_rules(task) if is_batch(task) else None,

@@ -22,7 +22,7 @@ from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, check_dedup,
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.celery import APP, no_attribute
 from taskbull.core.failure import Classifier
-from taskbull.core.job import Site
+from taskbull.core.job import ExecutionMode
 from taskbull.core.keys import NAME_LIMIT, check_queue_name
 from taskbull.core.retry import UnknownErrors
 from taskbull.core.validation import (
@@ -125,8 +125,8 @@ class Registry:
         for task in tasks:
             if (other := self._tasks.get(task.name)) is not None:
                 raise ConfigurationError(
-                    f"{self.owner} has two tasks named {task.name!r}: at {other.place} and at "
-                    f"{task.place}. Rename one of them with name=…"
+                    f"{self.owner} has two tasks named {task.name!r}: at {other.location} and at "
+                    f"{task.location}. Rename one of them with name=…"
                 )
             breaker = task.settings.circuit_breaker
             if breaker is not None:
@@ -174,15 +174,15 @@ class Registry:
         """Return this registry and everything that it includes."""
         return [self, *(one for each in self._included for one in each.all())]
 
-    def lifespans(self, site: Site) -> list[Lifespan]:
+    def lifespans(self, execution_mode: ExecutionMode) -> list[Lifespan]:
         """Return the lifespans that surround a task's site, outermost first."""
-        inner = self.process_lifespan if site is Site.PROCESS else None
+        inner = self.process_lifespan if execution_mode is ExecutionMode.PROCESS else None
         return [one for one in (self.lifespan, inner) if one is not None]
 
     def provider(self, task: Task[..., Any]) -> Registry | None:
         """Return the nearest registry whose lifespan provides a task's resources, or None."""
         around = reversed(self.around(task.name))
-        return next((one for one in around if one.lifespans(task.site)), None)
+        return next((one for one in around if one.lifespans(task.execution_mode)), None)
 
     @property
     def queues(self) -> list[str]:
@@ -217,8 +217,9 @@ class Registry:
             if other.queue == task.queue and theirs is not None and theirs != breaker:
                 raise ConfigurationError(
                     f"Queue '{task.queue}' has two different circuit breakers: of task "
-                    f"'{other.name}' ({other.place}) and of task '{task.name}' ({task.place}). A "
-                    "breaker applies to a whole queue: use the same one, or another queue"
+                    f"'{other.name}' ({other.location}) and of task '{task.name}' "
+                    f"({task.location}). A breaker applies to a whole queue: use the same one, or "
+                    "another queue"
                 )
 
 
@@ -608,23 +609,23 @@ class Resources:
             ConfigurationError: If a task takes a lifespan's value, but no lifespan is declared.
         """
         self._registry = registry
-        self._site = Site.PROCESS if in_process else Site.LOOP
+        self._execution_mode = ExecutionMode.PROCESS if in_process else ExecutionMode.LOOP
         self._tasks = [
             task
             for task in registry.tasks.values()
-            if task.injected and (task.site is Site.PROCESS) == in_process
+            if task.injected and (task.execution_mode is ExecutionMode.PROCESS) == in_process
         ]
         for task in registry.tasks.values():
             if task.injected and registry.provider(task) is None:
                 raise ConfigurationError(
-                    f"Parameter '{task.injected[0]}' of task '{task.name}' ({task.place}) needs "
+                    f"Parameter '{task.injected[0]}' of task '{task.name}' ({task.location}) needs "
                     f"the value of a lifespan, but {registry.around(task.name)[-1].owner} has "
                     "none: declare one with @app.lifespan"
                 )
 
     def __bool__(self) -> bool:
         """Return True if there is any lifespan."""
-        return any(each.lifespans(self._site) for each in self._registry.all())
+        return any(each.lifespans(self._execution_mode) for each in self._registry.all())
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Yielded, None]:
@@ -636,7 +637,7 @@ class Resources:
         async with AsyncExitStack() as stack:
             yielded: dict[Registry, Any] = {}
             for each in self._registry.all():
-                for lifespan in each.lifespans(self._site):
+                for lifespan in each.lifespans(self._execution_mode):
                     yielded[each] = await stack.enter_async_context(lifespan())
             for task in self._tasks:
                 task.check_resources(self.of(yielded, task.name))

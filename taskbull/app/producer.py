@@ -130,9 +130,9 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
         """Return the job with a ticket, which makes sending it again idempotent."""
         return replace(self, job=self.job.with_ticket(ticket))
 
-    def anew(self) -> JobSpec[R_co]:
+    def without_ticket(self) -> JobSpec[R_co]:
         """Return the job without its ticket, so that it is added even if this one already was."""
-        return replace(self, job=self.job.anew())
+        return replace(self, job=self.job.without_ticket())
 
 
 Enqueue: TypeAlias = Callable[[Sequence[JobSpec[Any]]], list[JobHandle[Any]]]

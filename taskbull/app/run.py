@@ -79,7 +79,9 @@ _held = threading.local()
 
 
 @contextmanager
-def heard(*numbers: signal.Signals, by: Callable[[signal.Signals], None]) -> Generator[None]:
+def handle_signals(
+    *numbers: signal.Signals, by: Callable[[signal.Signals], None]
+) -> Generator[None]:
     """Call `by` in the event loop for each of these signals that this process receives.
 
     Only the main thread can handle signals. In other threads, this does nothing.
@@ -154,7 +156,7 @@ class Stop:
         self.shutdown: Shutdown | None = None
         """Shutdown of the running worker, or None before it runs."""
 
-    def heed(self, _: signal.Signals) -> None:
+    def on_signal(self, _: signal.Signals) -> None:
         """Take the next step with each signal."""
         self._signals += 1
         self.reach(self._signals)
@@ -204,7 +206,7 @@ async def run_until_signal(
     failure: Exception | None = None
     async with create_task_group() as tasks:
         stop = Stop(tasks.cancel_scope)
-        with heard(signal.SIGTERM, signal.SIGINT, by=stop.heed):
+        with handle_signals(signal.SIGTERM, signal.SIGINT, by=stop.on_signal):
             try:
                 async with worker.running() as shutdown:
                     stop.shutdown = shutdown

@@ -41,7 +41,7 @@ class Schedules:
         if required := task.calling.binder.required:
             missing = [name for name in task.calling.binder.parameters if name in required]
             raise ConfigurationError(
-                f"Task '{task.name}' ({task.place}) has a schedule, but no default for "
+                f"Task '{task.name}' ({task.location}) has a schedule, but no default for "
                 f"{', '.join(map(repr, missing))}: add defaults, or use app.schedule(id, rule, "
                 f"{task.__name__}.job(…))"
             )

@@ -88,7 +88,7 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
         try:
             return decode(raw)
         except msgspec.ValidationError as error:
-            raise _misfit(error) from None
+            raise _conversion_error(error) from None
         except TypeError as error:  # For example, a set of unhashable values.
             raise ConversionError("", f"is invalid: {error}") from None
         except (ValueError, msgspec.DecodeError, RecursionError):
@@ -115,7 +115,7 @@ def _read_tolerantly(kind: Any, raw: bytes) -> Any:
     try:
         return msgspec.convert(value, kind, dec_hook=_construct, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _misfit(error) from None
+        raise _conversion_error(error) from None
 
 
 def _construct(kind: type, value: Any) -> Any:
@@ -155,7 +155,7 @@ _MISSING = "Object missing required field "
 _UNKNOWN = "Object contains unknown field "
 
 
-def _misfit(error: msgspec.ValidationError) -> ConversionError:
+def _conversion_error(error: msgspec.ValidationError) -> ConversionError:
     message = str(error)
     place = _PLACE.search(message)
     problem = message[: place.start()] if place else message
@@ -201,7 +201,7 @@ def _is_a(kind: type, of: type) -> bool:
 # Checking functions
 
 
-def place_of(function: Callable[..., Any]) -> str:
+def location_of(function: Callable[..., Any]) -> str:
     """Return the source location of a function, as `file:line`."""
     code = inspect.unwrap(function).__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
@@ -271,7 +271,7 @@ def _is_method(function: Callable[..., Any]) -> bool:
 def _function_name(function: object) -> str:
     name = getattr(function, "__qualname__", None) or type(function).__name__
     if inspect.isfunction(function):
-        return f"{name} ({place_of(function)})"
+        return f"{name} ({location_of(function)})"
     return str(name)
 
 
@@ -315,12 +315,12 @@ def check_resources(
         hint = hints.get(name, Any)
         if value is None and not _takes_none(hint):
             raise ConfigurationError(
-                f"Parameter '{name}' of task '{task}' ({place_of(function)}) needs the value of "
+                f"Parameter '{name}' of task '{task}' ({location_of(function)}) needs the value of "
                 "the lifespan, but the lifespan yields None"
             )
         if not _fits(value, hint):
             raise ConfigurationError(
-                f"Parameter '{name}' of task '{task}' ({place_of(function)}) is annotated "
+                f"Parameter '{name}' of task '{task}' ({location_of(function)}) is annotated "
                 f"{hint!r}, but the lifespan yields a {type(value).__qualname__}"
             )
 
@@ -623,7 +623,7 @@ def _hints(task: str, function: Callable[..., Any]) -> dict[str, Any]:
         return hints_of(function)
     except Exception as error:
         raise ConfigurationError(
-            f"Cannot resolve the annotations of task '{task}' ({place_of(function)}): "
+            f"Cannot resolve the annotations of task '{task}' ({location_of(function)}): "
             f"{type(error).__name__}: {error}. Workers need them at run time: import the names at "
             "the top of the module, outside of `if TYPE_CHECKING:`"
         ) from error
@@ -636,7 +636,7 @@ def _convertible(
         return converter(hint)
     except TypeError as error:
         raise ConfigurationError(
-            f"Parameter '{parameter}' of task '{task}' ({place_of(function)}) is annotated "
+            f"Parameter '{parameter}' of task '{task}' ({location_of(function)}) is annotated "
             f"{hint!r}, which cannot be read from JSON: {error}"
         ) from error
 

@@ -25,13 +25,13 @@ from taskbull.app.signature import (
     arguments_reader,
     by_keyword,
     check_resources,
+    location_of,
     parameter_reader,
-    place_of,
     result_reader,
 )
 from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.flow import Children, Growing, Need, Source, children_of
-from taskbull.core.job import NewJob, Site
+from taskbull.core.job import ExecutionMode, NewJob
 from taskbull.core.keys import check_queue_name
 from taskbull.core.options import DedupRule, JobOptions, OnFailure, with_dedup_key
 from taskbull.core.validation import check_keywords, check_text, refusal
@@ -486,9 +486,9 @@ class Task(Enqueueable[P, R]):
         return self.function.__qualname__  # Pickled by name in its module, like the function.
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The source location of the function, as `file:line`."""
-        return place_of(self.function)
+        return location_of(self.function)
 
     @property
     def is_async(self) -> bool:
@@ -496,11 +496,11 @@ class Task(Enqueueable[P, R]):
         return inspect.iscoroutinefunction(self.function)
 
     @property
-    def site(self) -> Site:
+    def execution_mode(self) -> ExecutionMode:
         """The site where a worker runs the function: event loop, thread or process."""
         if self.settings.process:
-            return Site.PROCESS
-        return Site.LOOP if self.is_async else Site.THREAD
+            return ExecutionMode.PROCESS
+        return ExecutionMode.LOOP if self.is_async else ExecutionMode.THREAD
 
     def reader(self) -> Read:
         """Return a function that reads a job's data as arguments.

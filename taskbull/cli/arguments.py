@@ -77,7 +77,7 @@ def _hints(task: Task[..., Any]) -> dict[str, Any]:
         return get_type_hints(task.calling.function, include_extras=True)
     except Exception as error:
         raise WrongUsage(
-            f"The annotations of task {task.name} ({task.place}) cannot be resolved: {error}"
+            f"The annotations of task {task.name} ({task.location}) cannot be resolved: {error}"
         ) from error
 
 

@@ -32,7 +32,7 @@ from anyio.abc import Process
 from msgspec import Struct
 
 from taskbull.app.pool.child import resident_megabytes
-from taskbull.app.run import Stop, heard
+from taskbull.app.run import Stop, handle_signals
 from taskbull.cli.output import plural
 from taskbull.cli.server import server_at
 from taskbull.core import events
@@ -82,9 +82,9 @@ class OrphanReaper:
         """Reap at regular intervals, in an endless loop."""
         while True:
             await sleep(_REAP_INTERVAL)
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Reap processes that have been dead for a while and do not belong to the pool."""
         now = monotonic()
         self._seen = {pid: self._seen.get(pid, now) for pid in _dead()}
@@ -154,7 +154,7 @@ class Lifeline:
                 self._read = msgspec.json.decode(self._ours.recv(_MOST), type=WorkerInfo)
         return self._read
 
-    def tell(self, step: int) -> None:
+    def request_stop(self, step: int) -> None:
         """Ask the process to stop: 1 gracefully, 2 immediately."""
         with suppress(OSError):  # already exited
             self._ours.send(bytes([step]))
@@ -307,7 +307,7 @@ class _Child(Struct, frozen=True):
             elif self.line.presence is None:  # not listening yet, and running no jobs
                 self.process.terminate()
             else:
-                self.line.tell(step)
+                self.line.request_stop(step)
 
 
 class _End(Struct, frozen=True):
@@ -318,7 +318,7 @@ class _End(Struct, frozen=True):
     """Identity of the child, or `None` if it never started to work."""
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         if self.code < 0:
             return signal.Signals(-self.code).name
         return f"exit code {self.code}"
@@ -354,7 +354,7 @@ class Supervisor:
         """
         self._reloading = watch is not None
         terminals = [descriptor for descriptor in range(3) if os.isatty(descriptor)]
-        with heard(*_signals(), by=lambda number: self._heed(number, terminals)):
+        with handle_signals(*_signals(), by=lambda number: self._on_signal(number, terminals)):
             async with create_task_group() as tasks:
                 if watch is not None:
                     tasks.start_soon(watch, self)
@@ -423,7 +423,7 @@ class Supervisor:
                     running_jobs_of, end.presence, abandon_on_cancel=True
                 )
             message = "Worker process %d died with %s%s; restarting in %.0f s"
-            logger.error(message, number, end.told, ran, pause)
+            logger.error(message, number, end.description, ran, pause)
             await sleep(pause)
 
     @contextmanager
@@ -456,7 +456,7 @@ class Supervisor:
                 with CancelScope(shield=True), move_on_after(1):
                     await process.aclose()
 
-    def _heed(self, number: signal.Signals, terminals: list[int]) -> None:
+    def _on_signal(self, number: signal.Signals, terminals: list[int]) -> None:
         hung_up = not all(os.isatty(descriptor) for descriptor in terminals)
         if number == signal.SIGHUP and not hung_up:
             self.restart()
@@ -493,16 +493,16 @@ class Reloader:
 
     async def watch(self, supervisor: Supervisor) -> None:
         """Restart the children of `supervisor` after each change, in an endless loop."""
-        before = await to_thread.run_sync(self._look)
+        before = await to_thread.run_sync(self._scan)
         while True:
             await sleep(_RELOAD_CHECK_INTERVAL)
-            now = await to_thread.run_sync(self._look)
+            now = await to_thread.run_sync(self._scan)
             if changed := {path for path, _ in before.items() ^ now.items()}:
                 logger.info("%s changed; restarting the workers", min(changed))
                 supervisor.restart()
             before = now
 
-    def _look(self) -> dict[str, float]:
+    def _scan(self) -> dict[str, float]:
         times: dict[str, float] = {}
         for path in self._sources():
             try:

@@ -107,12 +107,12 @@ class Breaker:
 
     @property
     def wakes_at(self) -> float | None:
-        """Time to call `look`, or `None` if the state does not depend on time."""
+        """Time to call `check`, or `None` if the state does not depend on time."""
         if self._state is BreakerState.OPEN:
             return self._opened_at + self._duration
         return None
 
-    def look(self, now: float) -> HalfOpened | None:
+    def check(self, now: float) -> HalfOpened | None:
         """Make an open circuit half-open if its duration has passed."""
         if self.wakes_at is None or now < self.wakes_at:
             return None

@@ -60,5 +60,5 @@ def cancelled(reason: str, error: BaseException | None = None) -> Fail:
 
 def cancelled_by_itself(error: CancelRequested) -> Fail:
     """Return the outcome of a job that raised `CancelRequested` without a cancel request."""
-    told = reason_of(error)
-    return cancelled(told if is_cancelled(told) else f"{PREFIX}{told}", error)
+    reason = reason_of(error)
+    return cancelled(reason if is_cancelled(reason) else f"{PREFIX}{reason}", error)

@@ -72,7 +72,7 @@ class Reason(Struct, frozen=True):
 def holding(
     queue: QueueFacts,
     task: str = "",
-    unclaimed: tuple[datetime, datetime] | None = None,
+    unknown_task: tuple[datetime, datetime] | None = None,
     state: JobState = JobState.WAITING,
 ) -> Iterator[Reason]:
     """Yield the reasons why workers fetch no jobs of a queue, or none of one task.
@@ -88,7 +88,7 @@ def holding(
     if queue.workers == 0:
         yield _no_worker(queue)
         return
-    if task and (reason := _task_unknown(queue, task, unclaimed)) is not None:
+    if task and (reason := _task_unknown(queue, task, unknown_task)) is not None:
         yield reason
     ours: Sequence[WorkerRecord] = () if queue.foreign else queue.records
     opened = [one for one in ours if one.circuit is not None and one.circuit.state == "open"]
@@ -146,7 +146,7 @@ def _no_worker(queue: QueueFacts) -> Reason:
 
 
 def _task_unknown(
-    queue: QueueFacts, task: str, unclaimed: tuple[datetime, datetime] | None
+    queue: QueueFacts, task: str, unknown_task: tuple[datetime, datetime] | None
 ) -> Reason | None:
     records = queue.records
     if queue.foreign or not records or any(record.knows_all for record in records):
@@ -160,8 +160,8 @@ def _task_unknown(
     near = nearest(task, known)
     hint = f"; did you mean {near}?" if near else "."
     text = f"{all_of_them} task named {task}{hint}"
-    if unclaimed is not None:
-        first, last = unclaimed
+    if unknown_task is not None:
+        first, last = unknown_task
         text += f" Workers have skipped it for {span((queue.now - first).total_seconds())}"
         text += f" (last {ago(last, queue.now)}). No attempt was used."
     return Reason("task_unknown", text, {"task": task, "workers": len(records), "nearest": near})
@@ -276,11 +276,11 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     usual: float | None = None
     """Usual run time of such jobs in seconds."""
     stalled_interval: float = 30.0
-    doom: str = ""
+    deferred_failure: str = ""
     """Reason why the next worker will fail the job without running it."""
     due: datetime | None = None
     schedule: str = ""
-    unclaimed: tuple[datetime, datetime] | None = None
+    unknown_task: tuple[datetime, datetime] | None = None
     """First and last time when a worker fetched the job without knowing its task."""
     is_held: bool = False
     """True if a worker delayed the job because it had stalled before."""
@@ -383,11 +383,11 @@ def _alive(job: JobFacts) -> Iterator[Reason]:
         yield from _running(job)
         return
     own = [*_own(job)]
-    held = [*holding(job.queue, job.name, job.unclaimed, job.state)]
+    held = [*holding(job.queue, job.name, job.unknown_task, job.state)]
     yield from own
     yield from held
     if job.state in _RANKED:
-        yield from _place(job, held=bool(own or held))
+        yield from _queue_position(job, held=bool(own or held))
 
 
 _RANKED = frozenset({JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED, JobState.UNKNOWN})
@@ -400,7 +400,7 @@ def _running(job: JobFacts) -> Iterator[Reason]:
         within = span(2 * job.stalled_interval)
         text = f"{gone} Another worker, if there is one, returns it to the queue within {within}."
         yield _reason("stalled", text, worker=job.worker, started=job.started)
-        yield from holding(job.queue, job.name, job.unclaimed, job.state)
+        yield from holding(job.queue, job.name, job.unknown_task, job.state)
         return
     who = job.worker or "A worker"
     since = "" if job.started is None else f" for {span((now - job.started).total_seconds())}"
@@ -422,9 +422,9 @@ def _running(job: JobFacts) -> Iterator[Reason]:
 
 def _own(job: JobFacts) -> Iterator[Reason]:
     now = job.queue.now
-    if job.doom:
-        text = f"The next worker will fail it without running it: {_closed(job.doom)}"
-        yield _reason("will_fail", text, reason=job.doom)
+    if job.deferred_failure:
+        text = f"The next worker will fail it without running it: {_closed(job.deferred_failure)}"
+        yield _reason("will_fail", text, reason=job.deferred_failure)
     if job.state is JobState.DELAYED and job.due is not None:
         late = (now - job.due).total_seconds()
         if late > 0:
@@ -445,8 +445,8 @@ def _own(job: JobFacts) -> Iterator[Reason]:
 
 
 def _delayed_by(job: JobFacts) -> str:
-    if job.unclaimed is not None:
-        skipped = span((job.queue.now - job.unclaimed[0]).total_seconds())
+    if job.unknown_task is not None:
+        skipped = span((job.queue.now - job.unknown_task[0]).total_seconds())
         return f". Workers without its task {job.name} have skipped it for {skipped}."
     if job.is_held:
         return (
@@ -474,7 +474,7 @@ def _children(job: JobFacts) -> Reason:
     return _reason("children", text, pending=job.pending, children=job.children, failed=stuck)
 
 
-def _place(job: JobFacts, *, held: bool) -> Iterator[Reason]:
+def _queue_position(job: JobFacts, *, held: bool) -> Iterator[Reason]:
     if not job.before:
         if not held:
             yield _reason("next", "Nothing is blocking it; a worker should start it within 5 s.")

@@ -280,7 +280,7 @@ def reason_of(error: BaseException) -> str:
     often BullMQ's own. A user-defined subclass is named like any other class. If there is no
     message, the result is the class name alone.
     """
-    return _storable(_told(error), REASON_LIMIT)
+    return _storable(_describe(error), REASON_LIMIT)
 
 
 def message_of(error: BaseException) -> str:
@@ -311,15 +311,15 @@ def hint_for(error: BaseException) -> str | None:
     return None
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     name, message = _name(error), _message(error)
     if type(error).__module__ == ERRORS:
         return message or name
-    told = f"{name}: {message}" if message else name
+    text = f"{name}: {message}" if message else name
     if isinstance(error, BaseExceptionGroup):
-        return f"{told}: {_members(cast('BaseExceptionGroup[BaseException]', error))}"
+        return f"{text}: {_members(cast('BaseExceptionGroup[BaseException]', error))}"
     hint = hint_for(error)
-    return told if hint is None else f"{told} ({hint})"
+    return text if hint is None else f"{text} ({hint})"
 
 
 def _message(error: BaseException) -> str:
@@ -330,8 +330,8 @@ def _message(error: BaseException) -> str:
 
 
 def _members(group: BaseExceptionGroup[BaseException]) -> str:
-    told = [_told(one) for one in islice(leaves(group), _MEMBERS + 1)]
-    return "; ".join([*told[:_MEMBERS], "…"] if len(told) > _MEMBERS else told)
+    text = [_describe(one) for one in islice(leaves(group), _MEMBERS + 1)]
+    return "; ".join([*text[:_MEMBERS], "…"] if len(text) > _MEMBERS else text)
 
 
 def _name(error: BaseException) -> str:

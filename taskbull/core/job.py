@@ -77,7 +77,7 @@ class NewJob(Struct, frozen=True):
         """Return the job with a ticket, which makes sending it again idempotent."""
         return replace(self, ticket=ticket)
 
-    def anew(self) -> NewJob:
+    def without_ticket(self) -> NewJob:
         """Return the job without its ticket, so that it is added even if this one already was."""
         return replace(self, ticket=None)
 
@@ -231,7 +231,7 @@ class JobRow(Struct, frozen=True):
     """Its stored options, or empty if they are too large."""
     lock_seconds: float | None = None
     """Seconds until its lock expires, or None if it has no lock or its lock was not read."""
-    unclaimed: tuple[datetime, datetime] | None = None
+    unknown_task: tuple[datetime, datetime] | None = None
     """First and last time that a worker without its task fetched it."""
     is_held: bool = False
     """True if a worker has delayed it because it stalled before."""
@@ -318,7 +318,7 @@ def _instant(ms: int | None) -> datetime | None:
     return None if ms is None else instant_from_ms(ms)
 
 
-class Site(StrEnum):
+class ExecutionMode(StrEnum):
     """Place where a task's function runs. The value is the text shown to users."""
 
     LOOP = "event loop"

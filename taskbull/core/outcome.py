@@ -325,7 +325,7 @@ def expired(job: Job, now_ms: int) -> Fail | None:
     deadline = job.expires_ms
     if deadline is None or now_ms < deadline:
         return None
-    reason = f"{PREFIX}not started by {_told(deadline)}"
+    reason = f"{PREFIX}not started by {_format_time(deadline)}"
     return Fail(
         Failure(Category.PERMANENT, reason, reason, PermanentError(reason)), Verdict.EXPIRED
     )
@@ -338,7 +338,7 @@ def in_time(job: Job, outcome: Outcome, now_ms: int) -> Outcome:
         return outcome
     if now_ms + to_ms(outcome.delay) < deadline:
         return outcome
-    reason = f"{PREFIX}the next attempt would start after {_told(deadline)}"
+    reason = f"{PREFIX}the next attempt would start after {_format_time(deadline)}"
     failure = outcome.failure
     if failure is None:
         failure = Failure(Category.PERMANENT, reason, reason, PermanentError(reason))
@@ -348,6 +348,6 @@ def in_time(job: Job, outcome: Outcome, now_ms: int) -> Outcome:
     return Fail(failure, Verdict.EXPIRED)
 
 
-def _told(ms: int) -> str:
+def _format_time(ms: int) -> str:
     instant = instant_from_ms(ms)
     return f"{ms} ms" if instant is None else instant.isoformat(timespec="milliseconds")

@@ -47,11 +47,11 @@ from taskbull.errors import (
     CancelRequested,
     ConfigurationError,
     CorruptJob,
+    JobControl,
     PermanentError,
     RateLimited,
     Retry,
     Snooze,
-    Steering,
     WaitForChildren,
 )
 
@@ -237,7 +237,7 @@ def _decide(
     return RetryAfter(failure, delay.seconds, delay.remembered)
 
 
-def doomed(job: Job) -> Fail | None:
+def failure_before_run(job: Job) -> Fail | None:
     """Return the failure of a job that must not run, or `None` if it may run."""
     error: Exception
     if is_cancelled(job.deferred_failure):
@@ -266,7 +266,7 @@ def _categorize(error: BaseException, policy: RetryPolicy, notes: list[str]) -> 
     if policy.retry_on is not None:
         retried = all(isinstance(one, policy.retry_on) for one in leaves(error))
         return Category.TRANSIENT if retried else Category.PERMANENT
-    if policy.classify is None or isinstance(error, Steering):
+    if policy.classify is None or isinstance(error, JobControl):
         return classify(error)
     try:
         answer = policy.classify(error)

@@ -50,10 +50,10 @@ AccessRule: TypeAlias = Callable[[Scope], Access | Awaitable[Access | None] | No
 """Function that returns the user of a request, or `None` to deny access."""
 
 
-class Entrance(Protocol):
+class Authenticator(Protocol):
     """Identifies the user of a request, or refuses the request."""
 
-    async def admit(self, request: Request) -> Access: ...
+    async def authenticate(self, request: Request) -> Access: ...
 
 
 class Loopback:
@@ -62,7 +62,7 @@ class Loopback:
     def __init__(self, allow_hosts: Collection[str] = ()) -> None:
         self._hosts = HostList(allow_hosts, "allow_hosts")
 
-    async def admit(self, request: Request) -> Access:
+    async def authenticate(self, request: Request) -> Access:
         """Refuse proxies, other machines and unknown host names."""
         proxy = next((name for name in request.headers if name.startswith(_FORWARDED)), None)
         if proxy is not None:
@@ -86,13 +86,13 @@ class Loopback:
         return Access("local")
 
 
-class ByRule:
+class CustomRule:
     """Admits the users that a user-defined function accepts."""
 
     def __init__(self, rule: AccessRule) -> None:
         self._rule = rule
 
-    async def admit(self, request: Request) -> Access:
+    async def authenticate(self, request: Request) -> Access:
         """Call the function with the ASGI scope; refuse the request if it returns `None`."""
         found = self._rule(request.scope)
         access = await found if isawaitable(found) else found
@@ -150,7 +150,7 @@ class BasicAuth:
         self._wanted = credentials.encode()
         self._tries = WrongTries(clock)
 
-    async def admit(self, request: Request) -> Access:
+    async def authenticate(self, request: Request) -> Access:
         """Return the user if the credentials match. They are compared in constant time."""
         header = request.headers.get("authorization")
         if header is not None:
@@ -182,12 +182,12 @@ class TokenAuth:
         self._loopback = Loopback(allow_hosts)
         self._tries = WrongTries()
 
-    async def admit(self, request: Request) -> Access:
+    async def authenticate(self, request: Request) -> Access:
         """Check the cookie or token in constant time.
 
         A browser that sends the token is redirected to the same address without it.
         """
-        access = await self._loopback.admit(request)
+        access = await self._loopback.authenticate(request)
         if hmac.compare_digest(_cookie(request).encode(), self._cookie.encode()):
             if "token" in dict(request.query.pairs):
                 raise _without_token(request)

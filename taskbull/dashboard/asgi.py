@@ -20,9 +20,9 @@ from taskbull.app.app import App
 from taskbull.dashboard.access import (
     SECURITY,
     AccessRule,
+    Authenticator,
     BasicAuth,
-    ByRule,
-    Entrance,
+    CustomRule,
     HostList,
     Loopback,
     TokenAuth,
@@ -31,7 +31,7 @@ from taskbull.dashboard.access import (
 )
 from taskbull.dashboard.actions.queues import ACTIONS
 from taskbull.dashboard.forms import Notice
-from taskbull.dashboard.gate import act, confirm, download
+from taskbull.dashboard.handle_action import act, confirm, download
 from taskbull.dashboard.html import SECRET, Redactor, render, render_page
 from taskbull.dashboard.layout import Content, framed
 from taskbull.dashboard.messages import (
@@ -47,17 +47,17 @@ from taskbull.dashboard.pages import errors, job, operations, overview, queue, s
 from taskbull.dashboard.pages.job_fields import download as download_field
 from taskbull.dashboard.pages.operations import bare_problem, describe_error, problem
 from taskbull.dashboard.pages.search import search
-from taskbull.dashboard.state import MOST_STREAMS, STREAM_LIMIT, Board, LivePage, follow
-from taskbull.dashboard.visit import Audit, BoardSettings, Visit
+from taskbull.dashboard.request_context import Audit, DashboardSettings, RequestContext
+from taskbull.dashboard.state import MOST_STREAMS, STREAM_LIMIT, DashboardState, LivePage, follow
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.monitor.server import Server, Where
 
 # Routes. Addresses are flat, so that relative links work under any mount point.
 
 
-BoardPage: TypeAlias = Callable[[Board, Visit], Awaitable[Content]]
+DashboardPage: TypeAlias = Callable[[DashboardState, RequestContext], Awaitable[Content]]
 
-PAGES: Final[dict[str, BoardPage]] = {
+PAGES: Final[dict[str, DashboardPage]] = {
     "": overview.show,
     "queue": queue.show,
     "errors": errors.show,
@@ -78,53 +78,53 @@ LIVE: Final[dict[str, LivePage]] = {
 }
 
 
-async def answer(board: Board, visit: Visit) -> Response | Stream:
+async def answer(dashboard: DashboardState, ctx: RequestContext) -> Response | Stream:
     """Return the response to an admitted request."""
-    path = visit.request.path
+    path = ctx.request.path
     if path == "":  # Without the slash, relative links would point above the mount point.
-        return Response.redirect(f"{str(visit.request.scope['path']).rpartition('/')[2]}/")
+        return Response.redirect(f"{str(ctx.request.scope['path']).rpartition('/')[2]}/")
     page = path.removeprefix("/")
-    if visit.request.method == "POST":
-        return await _posted(board, visit, page)
+    if ctx.request.method == "POST":
+        return await _posted(dashboard, ctx, page)
     if page == "live":
-        return _stream(board, visit)
+        return _stream(dashboard, ctx)
     if page == "download":
-        return await download_field(visit)
+        return await download_field(ctx)
     if page not in PAGES:
         raise Refused(404, "Page not found.")
-    content = await PAGES[page](board, visit)
-    return _page(visit, content, board.notices.get(visit.query.get("said")))
+    content = await PAGES[page](dashboard, ctx)
+    return _page(ctx, content, dashboard.notices.get(ctx.query.get("said")))
 
 
-def _stream(board: Board, visit: Visit) -> Stream:
-    page = LIVE.get(visit.query.get("page"))
+def _stream(dashboard: DashboardState, ctx: RequestContext) -> Stream:
+    page = LIVE.get(ctx.query.get("page"))
     if page is None:
         raise Refused(404, "Unknown live stream.")
-    viewer = (visit.access.user, visit.request.peer)
-    if not board.streams.make_room(viewer):
+    viewer = (ctx.access.user, ctx.request.peer)
+    if not dashboard.streams.make_room(viewer):
         raise Refused(503, f"{MOST_STREAMS} pages are open already. Close some.")
-    return Stream(follow(board, visit, page), viewer=viewer)
+    return Stream(follow(dashboard, ctx, page), viewer=viewer)
 
 
-async def _posted(board: Board, visit: Visit, page: str) -> Response | Stream:
+async def _posted(dashboard: DashboardState, ctx: RequestContext, page: str) -> Response | Stream:
     match page:
         case "confirm":
-            content, only_question = await confirm(visit)
+            content, only_question = await confirm(ctx)
             if only_question:
                 return Response(render(content.body).encode())
-            return _page(visit, content)
+            return _page(ctx, content)
         case "act":
-            return await act(board, visit)
+            return await act(dashboard, ctx)
         case "download":
-            return await download(visit)
+            return await download(ctx)
         case "search":
-            return await search(board, visit)
+            return await search(dashboard, ctx)
         case _:
             raise Refused(405 if page in PAGES else 404, "Unknown action.")
 
 
-def _page(visit: Visit, content: Content, notice: Notice | None = None) -> Response:
-    return Response(render_page(framed(visit, content, notice)), content.status)
+def _page(ctx: RequestContext, content: Content, notice: Notice | None = None) -> Response:
+    return Response(render_page(framed(ctx, content, notice)), content.status)
 
 
 # Static files of this package: a style sheet, scripts and an icon.
@@ -207,19 +207,19 @@ class Dashboard:
     ) -> None:
         self._app = app
         self._server = _server_of(app, redis, prefix)
-        self._entrance = _entrance(access, allow_hosts)
+        self._authenticator = _authenticator(access, allow_hosts)
         self._trusted = HostList(trust_origins, "trust_origins")
-        self._settings = BoardSettings(
+        self._settings = DashboardSettings(
             _allowed(allow), read_only, label, Redactor(redact), on_action
         )
-        self._board = Board(self._server, writes=not read_only)
+        self._dashboard = DashboardState(self._server, writes=not read_only)
 
     def close(self) -> None:
         """Close the streams of open pages, so that the web server does not wait for them.
 
         Call it in the event loop of the web server.
         """
-        self._board.streams.end_all()
+        self._dashboard.streams.end_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle an ASGI connection."""
@@ -239,14 +239,14 @@ class Dashboard:
         await _send(request, found, send)
         if found.after is not None:
             await found.after()
-        await self._board.sampler.search()
+        await self._dashboard.sampler.search()
 
     async def _stream(self, request: Request, stream: Stream, send: Send) -> None:
         headers = {**SECURITY, "x-accel-buffering": "no", **stream.headers}
         headers["content-type"] = stream.content_type
         await send(_start(200, headers))
         async with create_task_group() as tasks:
-            open_streams = self._board.streams
+            open_streams = self._dashboard.streams
             if stream.viewer is not None:
                 open_streams.add(tasks.cancel_scope, stream.viewer)
                 # A browser that does not read must not prevent the web server from stopping.
@@ -258,41 +258,46 @@ class Dashboard:
 
             tasks.start_soon(watch)
             try:
-                async with aclosing(stream.pieces) as pieces:
-                    async for piece in pieces:
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                async with aclosing(stream.chunks) as chunks:
+                    async for chunk in chunks:
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 tasks.cancel_scope.cancel()  # do not wait for the browser to disconnect
             finally:
                 open_streams.discard(tasks.cancel_scope)
         await send({"type": "http.response.body", "body": b""})
 
     async def _answer(self, request: Request) -> Response | Stream:
-        visit: Visit | None = None
+        ctx: RequestContext | None = None
         try:
             if request.method not in {"GET", "HEAD", "POST"}:
                 raise Refused(405, "Only GET, HEAD and POST are supported.", allow="GET, POST")
             if request.method != "POST":
                 check_fetch(request)
-            access = await self._entrance.admit(request)
-            visit = Visit(
-                request, access, self._settings, self._server, self._app, self._board.pace.wait
+            access = await self._authenticator.authenticate(request)
+            ctx = RequestContext(
+                request,
+                access,
+                self._settings,
+                self._server,
+                self._app,
+                self._dashboard.throttle.wait,
             )
             if request.method == "POST":
                 check_origin(request, self._trusted)
             elif request.path.startswith("/static/"):
                 return serve_file(request, request.path.removeprefix("/static/"))
-            return await answer(self._board, visit)
+            return await answer(self._dashboard, ctx)
         except Refused as refused:
-            return _explained(visit, refused)
+            return _explained(ctx, refused)
         except TaskbullError as error:
-            return _explained(visit, describe_error(error))
+            return _explained(ctx, describe_error(error))
         except Exception:  # noqa: BLE001 - logged; other requests are unaffected
             _log.exception("the page %s failed", request.path)
-            return _explained(visit, Refused(500, "This page failed; see the server log."))
+            return _explained(ctx, Refused(500, "This page failed; see the server log."))
 
 
-def _explained(visit: Visit | None, refused: Refused) -> Response:
-    page = bare_problem(refused) if visit is None else framed(visit, problem(refused))
+def _explained(ctx: RequestContext | None, refused: Refused) -> Response:
+    page = bare_problem(refused) if ctx is None else framed(ctx, problem(refused))
     return Response(render_page(page), refused.status, headers=refused.headers)
 
 
@@ -311,16 +316,16 @@ def _server_of(app: App | None, redis: Where | None, prefix: str | None) -> Serv
     )
 
 
-def _entrance(
+def _authenticator(
     access: AccessRule | BasicAuth | TokenAuth | None, allow_hosts: Collection[str]
-) -> Entrance:
+) -> Authenticator:
     if access is None:
         return Loopback(allow_hosts)
     if isinstance(access, BasicAuth | TokenAuth):
         return access
     if not callable(access):
         raise ConfigurationError("access must be a function that takes the scope of a request")
-    return ByRule(access)
+    return CustomRule(access)
 
 
 def _allowed(names: Collection[str]) -> frozenset[str]:
@@ -351,8 +356,8 @@ async def _send(request: Request, response: Response, send: Send) -> None:
     await send(_start(response.status, headers))
     body = b"" if request.method == "HEAD" else response.body
     for start in range(0, len(body), _PIECE):
-        piece = body[start : start + _PIECE]
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        chunk = body[start : start + _PIECE]
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias
 
 from taskbull.core.states import JobState
 from taskbull.dashboard.html import (
-    Drawn,
     Element,
     Node,
+    Rendered,
     Tag,
     a,
     button,
@@ -29,7 +29,7 @@ from taskbull.dashboard.html import (
     tr,
     url,
 )
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
 
 _svg, _rect, _path, _title = Tag("svg"), Tag("rect"), Tag("path"), Tag("title")
 
@@ -57,7 +57,7 @@ ButtonLook: TypeAlias = Literal["plain", "light", "danger"]
 
 
 def ask_button(
-    visit: Visit,
+    ctx: RequestContext,
     action: str,
     words: str,
     fields: Mapping[str, str],
@@ -68,7 +68,7 @@ def ask_button(
 
     With the look `light` and JavaScript, a second press of the button confirms the action.
     """
-    if not visit.may(action):
+    if not ctx.may(action):
         return None
     hidden = {"action": action, "back": back, **fields}
     return form(
@@ -87,7 +87,7 @@ def link(text: Node, page: str, /, **parameters: str | int | None) -> Element:
 
 
 def grid(
-    name: str, columns: Sequence[Node], rows: Sequence[Element | Drawn], empty: Node
+    name: str, columns: Sequence[Node], rows: Sequence[Element | Rendered], empty: Node
 ) -> Element:
     """Return a table, or `empty` in it if there are no rows.
 

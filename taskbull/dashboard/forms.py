@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from taskbull.core.states import JobState
 from taskbull.dashboard.html import Node
 from taskbull.dashboard.messages import Form, Refused
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
 from taskbull.errors import TaskbullError
 from taskbull.monitor.audit import OperationRecord
 from taskbull.queue.failures import GroupStep
@@ -34,7 +34,7 @@ _ONCE = re.compile(r"[0-9a-f]{16,64}")
 Subject: TypeAlias = Literal["job", "jobs", "queue", "group", "schedule"]
 
 
-class BoardOrder(Struct, frozen=True):
+class ActionRequest(Struct, frozen=True):
     """An action that a form requests."""
 
     queue: str
@@ -51,7 +51,7 @@ class BoardOrder(Struct, frozen=True):
         return self.ids[0]
 
 
-class Offer(Struct, frozen=True):
+class UndoOffer(Struct, frozen=True):
     """An offer to undo an action: another action with the previous values."""
 
     action: str
@@ -67,10 +67,10 @@ class Notice(Struct, frozen=True):
     said: str
     back: str
     """The address of that page."""
-    offer: Offer | None = None
+    offer: UndoOffer | None = None
 
 
-class Acted(Struct, frozen=True):
+class ActionResult(Struct, frozen=True):
     """The result of an action."""
 
     said: str
@@ -83,20 +83,20 @@ class Acted(Struct, frozen=True):
     """The next page, if not the one that the order came from."""
     after: Callable[[], Awaitable[None]] | None = None
     """Callback that continues the action after the response has been sent."""
-    offer: Offer | None = None
+    offer: UndoOffer | None = None
     file: bytes | None = None
     """Copies of jobs to send as the response, if any."""
 
 
-class BoardAction(Struct, frozen=True):
+class DashboardAction(Struct, frozen=True):
     """An action that users can take, with its confirmation form."""
 
     name: str
     label: str
     subject: Subject
-    question: Callable[[Visit, BoardOrder], Awaitable[Node]]
+    question: Callable[[RequestContext, ActionRequest], Awaitable[Node]]
     """Function that returns the question to confirm: the number of jobs, the form fields."""
-    perform: Callable[[Visit, BoardOrder], Awaitable[Acted]]
+    perform: Callable[[RequestContext, ActionRequest], Awaitable[ActionResult]]
     typed: bool = False
     """True if the user must type the queue name, because the action cannot be undone."""
     carries: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class BoardAction(Struct, frozen=True):
     """True if the action is enabled by default."""
 
 
-def read_order(action: BoardAction, form: Form) -> BoardOrder:
+def read_request(action: DashboardAction, form: Form) -> ActionRequest:
     """Read an order from a form.
 
     Raises:
@@ -122,7 +122,7 @@ def read_order(action: BoardAction, form: Form) -> BoardOrder:
     state = form.get("state")
     if state and state not in set(JobState):
         raise Refused(400, "Unknown state.")
-    return BoardOrder(
+    return ActionRequest(
         form.need("q"), ids, JobState(state) if state else None, form, read_back(form.get("back"))
     )
 
@@ -177,9 +177,9 @@ to change (`None` for no limit).
 class GroupChange:
     """A bulk operation on failed jobs."""
 
-    def __init__(self, visit: Visit, action: str, group: BulkTarget, change: Change) -> None:
-        self._server = visit.server
-        self._pace = visit.pace
+    def __init__(self, ctx: RequestContext, action: str, group: BulkTarget, change: Change) -> None:
+        self._server = ctx.server
+        self._throttle = ctx.throttle
         self._group = group
         self._change = change
         now_ms = int(time.time() * 1000)
@@ -188,7 +188,7 @@ class GroupChange:
             action=action,
             queue=group.queue,
             what=group.what,
-            by=visit.access.user,
+            by=ctx.access.user,
             began_ms=now_ms,
             beat_ms=now_ms,
             total=group.total,
@@ -226,7 +226,7 @@ class GroupChange:
         group, step = self._group, None
         queue = self._server.queue(group.queue)
         while True:
-            await self._pace()
+            await self._throttle()
             before = self.record.count
             step = await self._change(queue, step, self._limit)
             self.record = replace(

@@ -29,7 +29,7 @@ _ADDRESSES = frozenset({"action", "formaction", "href", "src"})
 _SENT = frozenset({"value", *_ADDRESSES})
 _SHORT = 32
 _SCHEME = re.compile(r"[^/?#]*:|//|[/\\]{2}")
-_GAP = f"<!--{token_hex(16)}-->"
+_PLACEHOLDER = f"<!--{token_hex(16)}-->"
 """Marker for a gap. It is random, so job data cannot contain it."""
 
 _TIME = re.compile(r"(<time [^>]*>)[^<]*")
@@ -75,24 +75,24 @@ def _check_attribute(name: str) -> None:
         raise ValueError(f"{name!r} may not be an attribute")
 
 
-class Drawn(Struct, frozen=True):
-    """A rendered element that can be reused. Only `draw` creates instances."""
+class Rendered(Struct, frozen=True):
+    """A rendered element that can be reused. Only `prerender` creates instances."""
 
     markup: str
     timeless: str
     """The markup without the text of its times, which browsers keep up to date."""
 
-    def at(self, words: str) -> Drawn:
+    def at(self, words: str) -> Rendered:
         """Return a copy with this text in its first `time` element, and no text in others."""
         markup = self.timeless.replace("></time>", f">{_escaped(words)}</time>", 1)
-        return Drawn(markup, self.timeless)
+        return Rendered(markup, self.timeless)
 
 
-class Gap:
+class Placeholder:
     """A placeholder in a page for content that is sent later."""
 
 
-Node: TypeAlias = "Element | Drawn | Gap | str | int | float | Iterable[Node] | None"
+Node: TypeAlias = "Element | Rendered | Placeholder | str | int | float | Iterable[Node] | None"
 """Content of a page. `None` renders nothing."""
 
 
@@ -161,12 +161,12 @@ def url(page: str, /, **parameters: str | int | None) -> str:
     return f"{page or './'}?{query}" if query else page or "./"
 
 
-def draw(element: Element | Drawn) -> Drawn:
+def prerender(element: Element | Rendered) -> Rendered:
     """Render an element for repeated use."""
-    if isinstance(element, Drawn):
+    if isinstance(element, Rendered):
         return element
     markup = render(element)
-    return Drawn(markup, _TIME.sub(r"\1", markup))
+    return Rendered(markup, _TIME.sub(r"\1", markup))
 
 
 def render(node: Node) -> str:
@@ -181,9 +181,9 @@ def render_page(root: Element) -> bytes:
     return f"<!doctype html>\n{render(root)}\n".encode()
 
 
-def render_pieces(root: Element) -> list[bytes]:
+def render_chunks(root: Element) -> list[bytes]:
     """Return a complete HTML document, split at its gaps."""
-    return render_page(root).split(_GAP.encode())
+    return render_page(root).split(_PLACEHOLDER.encode())
 
 
 def _render(node: Node, out: list[str]) -> None:
@@ -194,10 +194,10 @@ def _render(node: Node, out: list[str]) -> None:
             pass
         case str():
             out.append(_escaped(node))
-        case Drawn(markup):
+        case Rendered(markup):
             out.append(markup)
-        case Gap():
-            out.append(_GAP)
+        case Placeholder():
+            out.append(_PLACEHOLDER)
         case int() | float():
             out.append(_escaped(str(node)))
         case _:

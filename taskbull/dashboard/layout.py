@@ -40,7 +40,7 @@ from taskbull.dashboard.html import (
     title,
     url,
 )
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
 
 _PAGES = {
     "": "Overview",
@@ -77,7 +77,7 @@ class Content(Struct, frozen=True):
     """Time of the data if it is stale, otherwise `None`."""
 
 
-def framed(visit: Visit, content: Content, notice: Notice | None = None) -> Element:
+def framed(ctx: RequestContext, content: Content, notice: Notice | None = None) -> Element:
     """Return a complete page with this content."""
     return html_(
         head(
@@ -91,9 +91,9 @@ def framed(visit: Visit, content: Content, notice: Notice | None = None) -> Elem
         ),
         body(
             a("Skip to content", href="#content", class_="skip"),
-            _header(visit, content),
+            _header(ctx, content),
             main(
-                None if notice is None else _notice(visit, notice),
+                None if notice is None else _notice(ctx, notice),
                 content.body,
                 id="content",
                 tabindex="-1",
@@ -107,12 +107,12 @@ def framed(visit: Visit, content: Content, notice: Notice | None = None) -> Elem
     )
 
 
-def _notice(visit: Visit, notice: Notice) -> Element:
+def _notice(ctx: RequestContext, notice: Notice) -> Element:
     offer = notice.offer
     left = 0.0 if offer is None else offer.until - time.time()
     if offer is None or left <= 0:
         return p(notice.said, class_="notice", role="status")
-    back = ask_button(visit, offer.action, offer.words, offer.fields, notice.back, "light")
+    back = ask_button(ctx, offer.action, offer.words, offer.fields, notice.back, "light")
     return div(
         notice.said,
         div(back, class_="offer", data_seconds=f"{left:.0f}" if left < inf else None),
@@ -121,8 +121,8 @@ def _notice(visit: Visit, notice: Notice) -> Element:
     )
 
 
-def _header(visit: Visit, content: Content) -> Element:
-    settings, user = visit.settings, visit.access.user
+def _header(ctx: RequestContext, content: Content) -> Element:
+    settings, user = ctx.settings, ctx.access.user
     return header(
         a(strong("task"), "bull", href=url(""), class_="brand"),
         nav(

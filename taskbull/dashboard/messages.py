@@ -179,7 +179,7 @@ async def apart(work: Callable[..., T], *args: Any) -> T:
 class Stream(Struct, frozen=True):
     """A response sent in chunks, until the generator finishes or the browser disconnects."""
 
-    pieces: AsyncGenerator[bytes, None]
+    chunks: AsyncGenerator[bytes, None]
     content_type: str = "text/event-stream"
     headers: Mapping[str, str] = {}
     viewer: tuple[str, str] | None = None

@@ -20,7 +20,7 @@ from taskbull.dashboard.components import (
     sparkline,
 )
 from taskbull.dashboard.components import link as link_to
-from taskbull.dashboard.html import Drawn, Node, div, draw, span, tr
+from taskbull.dashboard.html import Node, Rendered, div, prerender, span, tr
 from taskbull.dashboard.sampler import QueueState
 
 _WAITING = (JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED)
@@ -76,13 +76,15 @@ def line_of(state: QueueState) -> QueueLine:
     )
 
 
-def draw_line(line: QueueLine, known: tuple[QueueLine, Drawn] | None) -> Drawn:
+def draw_line(line: QueueLine, known: tuple[QueueLine, Rendered] | None) -> Rendered:
     """Draw a queue's row. Reuse the known one if only the waiting time has changed."""
     if known is not None and known[0] == line:
-        drawn = known[1]
-        return drawn if line.waiting_since is None else drawn.at(since_words(line.waiting_since))
+        rendered = known[1]
+        return (
+            rendered if line.waiting_since is None else rendered.at(since_words(line.waiting_since))
+        )
     name = line.name
-    return draw(
+    return prerender(
         tr(
             cell(
                 "Queue",

@@ -75,7 +75,7 @@ class BoardSample(Struct, frozen=True):
         return sorted(found, key=lambda trouble: -trouble.weight)
 
 
-class BoardSampler:
+class DashboardSampler:
     """Takes samples on demand and shares them between requests."""
 
     def __init__(self, server: Server, *, writes: bool = False) -> None:

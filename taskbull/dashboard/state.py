@@ -16,11 +16,11 @@ from anyio import CancelScope, Lock, sleep
 from msgspec import Struct
 
 from taskbull.dashboard.forms import Notice
-from taskbull.dashboard.html import Drawn, Element, draw
+from taskbull.dashboard.html import Element, Rendered, prerender
 from taskbull.dashboard.messages import Refused
 from taskbull.dashboard.queue_line import QueueLine
-from taskbull.dashboard.sampler import BoardSampler, QueueState
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
+from taskbull.dashboard.sampler import DashboardSampler, QueueState
 from taskbull.errors import TaskbullError
 from taskbull.monitor.server import Server
 from taskbull.queue.failures import Failures
@@ -40,7 +40,7 @@ A web server waits for open streams before it stops, and does not notify a mount
 """
 
 
-class Shelf(Generic[T]):
+class OneTimeStore(Generic[T]):
     """A bounded store whose items expire. Keys are random tokens by default."""
 
     def __init__(self, most: int, seconds: float) -> None:
@@ -128,35 +128,35 @@ class LiveFrames:
             return found
 
 
-class DrawnRows(Generic[T, L]):
+class RenderedRows(Generic[T, L]):
     """A cache of rendered table rows, for immutable items.
 
-    A row is drawn again only if its item is a different object. `draw` gets the previous line
+    A row is drawn again only if its item is a different object. `prerender` gets the previous line
     and drawing, so that it can reuse them.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[T, L, Drawn]] = {}
+        self._kept: dict[str, tuple[T, L, Rendered]] = {}
 
     def of(
         self,
         things: Mapping[str, T],
         line_of: Callable[[T], L],
-        draw: Callable[[L, tuple[L, Drawn] | None], Drawn],
-    ) -> dict[str, Drawn]:
+        prerender: Callable[[L, tuple[L, Rendered] | None], Rendered],
+    ) -> dict[str, Rendered]:
         """Return the rows of the items by name, and cache them for the next call."""
-        rows: dict[str, tuple[T, L, Drawn]] = {}
+        rows: dict[str, tuple[T, L, Rendered]] = {}
         for name, thing in things.items():
             known = self._kept.get(name)
             if known is None or known[0] is not thing:
                 line = line_of(thing)
-                known = (thing, line, draw(line, None if known is None else known[1:]))
+                known = (thing, line, prerender(line, None if known is None else known[1:]))
             rows[name] = known
         self._kept = rows
-        return {name: drawn for name, (_, _, drawn) in rows.items()}
+        return {name: rendered for name, (_, _, rendered) in rows.items()}
 
 
-class Pace:
+class RateLimiter:
     """Rate limiter for all scans together: 20 calls per second after a short burst."""
 
     def __init__(self, per_second: float = 20.0, burst: int = 20) -> None:
@@ -220,21 +220,21 @@ class LeftStream(Struct, frozen=True):
     difference: Any
 
 
-class Board:
+class DashboardState:
     """The state of a dashboard, apart from its settings."""
 
     def __init__(self, server: Server, *, writes: bool = False) -> None:
-        self.sampler = BoardSampler(server, writes=writes)
+        self.sampler = DashboardSampler(server, writes=writes)
         self.views = Views()
-        self.pace = Pace()
+        self.throttle = RateLimiter()
         self.live = LiveFrames()
-        self.queue_rows = DrawnRows[QueueState, QueueLine]()
-        self.notices = Shelf[Notice](1000, 600.0)
+        self.queue_rows = RenderedRows[QueueState, QueueLine]()
+        self.notices = OneTimeStore[Notice](1000, 600.0)
         self.failures: dict[str, Failures] = {}
         """Last summary of failed jobs per queue. The next read continues from it."""
         self.streams = OpenStreams()
         self.stream_seconds = STREAM_SECONDS
-        self.left_streams = Shelf[LeftStream](MOST_STREAMS, 60.0)
+        self.left_streams = OneTimeStore[LeftStream](MOST_STREAMS, 60.0)
         """Recently closed streams, by the id of their last message."""
 
     def forget_views(self, queue: str) -> None:
@@ -253,22 +253,22 @@ STREAM_LIMIT: Final = 30.0
 class Parts(Struct, frozen=True):
     """The parts of a page that change, by their ids."""
 
-    elements: Mapping[str, Element | Drawn] = {}
-    lists: Mapping[str, Mapping[str, Element | Drawn]] = {}
+    elements: Mapping[str, Element | Rendered] = {}
+    lists: Mapping[str, Mapping[str, Element | Rendered]] = {}
     """Rows of each list or table body, in order, by their ids."""
     problem: str | None = None
 
-    def drawn(self) -> Parts:
+    def rendered(self) -> Parts:
         """Return a copy with all elements rendered, to share between viewers."""
-        lists = {name: _drawn(rows) for name, rows in self.lists.items()}
-        return Parts(_drawn(self.elements), lists, self.problem)
+        lists = {name: _prerendered(rows) for name, rows in self.lists.items()}
+        return Parts(_prerendered(self.elements), lists, self.problem)
 
 
-def _drawn(elements: Mapping[str, Element | Drawn]) -> dict[str, Element | Drawn]:
-    return {name: draw(element) for name, element in elements.items()}
+def _prerendered(elements: Mapping[str, Element | Rendered]) -> dict[str, Element | Rendered]:
+    return {name: prerender(element) for name, element in elements.items()}
 
 
-LivePage: TypeAlias = Callable[[Board, Visit], Awaitable[Parts]]
+LivePage: TypeAlias = Callable[[DashboardState, RequestContext], Awaitable[Parts]]
 
 
 class Difference:
@@ -291,46 +291,48 @@ class Difference:
         return {key: value for key, value in found.items() if value}
 
     # Changes in relative times are not sent: browsers update them themselves.
-    def _changed(self, elements: Mapping[str, Element | Drawn]) -> dict[str, str]:
+    def _changed(self, elements: Mapping[str, Element | Rendered]) -> dict[str, str]:
         changed: dict[str, str] = {}
         for name, element in elements.items():
-            drawn = draw(element)
-            if self._sent.get(name) != drawn.timeless:
-                changed[name], self._sent[name] = drawn.markup, drawn.timeless
+            rendered = prerender(element)
+            if self._sent.get(name) != rendered.timeless:
+                changed[name], self._sent[name] = rendered.markup, rendered.timeless
         return changed
 
 
-async def _read(board: Board, visit: Visit, page: LivePage) -> Parts:
+async def _read(dashboard: DashboardState, ctx: RequestContext, page: LivePage) -> Parts:
     try:
-        return (await page(board, visit)).drawn()
+        return (await page(dashboard, ctx)).rendered()
     except (TaskbullError, Refused) as error:
         return Parts(problem=str(error))
 
 
-async def follow(board: Board, visit: Visit, page: LivePage) -> AsyncGenerator[bytes, None]:
+async def follow(
+    dashboard: DashboardState, ctx: RequestContext, page: LivePage
+) -> AsyncGenerator[bytes, None]:
     """Yield the changes of a page with each new sample, for a few seconds.
 
     Then the page opens a new stream, which continues this one from its `Last-Event-ID`.
     """
-    end = time.monotonic() + board.stream_seconds
-    view = (page, visit.query.pairs, visit.access.may)
-    message_id = visit.request.headers.get("last-event-id", "")
-    left = board.left_streams.take(message_id)
+    end = time.monotonic() + dashboard.stream_seconds
+    view = (page, ctx.query.pairs, ctx.access.may)
+    message_id = ctx.request.headers.get("last-event-id", "")
+    left = dashboard.left_streams.take(message_id)
     difference, seen = Difference(), 0
     if left is not None and left.view == view:
         difference, seen = left.difference, left.seen
     try:
         yield b"retry: 1000\n\n"
         while True:
-            sample = await board.sampler.next(seen)
+            sample = await dashboard.sampler.next(seen)
             seen = sample.number
-            parts = await board.live.read(seen, view, lambda: _read(board, visit, page))
+            parts = await dashboard.live.read(seen, view, lambda: _read(dashboard, ctx, page))
             message_id = token_hex(8)
             data = msgspec.json.encode(difference.of(parts))
             yield b"id: " + message_id.encode() + b"\ndata: " + data + b"\n\n"
-            await board.sampler.search()
+            await dashboard.sampler.search()
             if time.monotonic() >= end:
                 return
     finally:
         if seen:
-            board.left_streams.put(LeftStream(view, seen, difference), message_id)
+            dashboard.left_streams.put(LeftStream(view, seen, difference), message_id)

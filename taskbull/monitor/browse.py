@@ -369,9 +369,9 @@ class ServerLooks:
         bound: float | None = None,
     ) -> AnySteps[JobRows]:
         rows: dict[str, JobRow] = {}
-        piece = WHOLE_PIECE if fields is None else PIECE
+        chunk = WHOLE_PIECE if fields is None else PIECE
         while True:
-            some = min(limit - len(rows), piece)
+            some = min(limit - len(rows), chunk)
             page = yield from ask(
                 browse.list_jobs(keys, state, after, some, fields=fields, bound=bound)
             )

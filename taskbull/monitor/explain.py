@@ -104,10 +104,10 @@ class ServerExplanations(ServerLooks):
             lock_seconds=found.row.lock_seconds,
             lock_renewed=_renewed(facts, job.processed_by, found.row.lock_seconds),
             usual=usual,
-            doom=job.deferred_failure or "",
+            deferred_failure=job.deferred_failure or "",
             due=found.row.due,
             schedule=job.scheduler_id or "",
-            unclaimed=found.row.unclaimed,
+            unknown_task=found.row.unknown_task,
             is_held=found.row.is_held,
             pending=children.unprocessed,
             children=sum((children.processed, children.unprocessed, children.ignored))

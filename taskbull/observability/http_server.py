@@ -35,7 +35,7 @@ class MetricsServer:
             daemon_threads = True
 
         class Answer(_Answer):
-            told = source
+            metrics = source
 
         self._server = HttpServer((host, port), Answer)
         self._thread = Thread(
@@ -60,7 +60,7 @@ class MetricsServer:
 
 
 class _Answer(BaseHTTPRequestHandler):
-    told: MetricsSource
+    metrics: MetricsSource
     timeout = _PATIENCE
     server_version = "taskbull"
     sys_version = ""
@@ -71,13 +71,13 @@ class _Answer(BaseHTTPRequestHandler):
             return
         match self.path.partition("?")[0]:
             case "/metrics":
-                text, content_type = render(self.told.snapshot(), self.headers.get("Accept", ""))
+                text, content_type = render(self.metrics.snapshot(), self.headers.get("Accept", ""))
                 self._reply(200, text, content_type)
             case "/livez":
-                health = self.told.health()
+                health = self.metrics.health()
                 self._probe(health.live, health.stuck)
             case "/readyz":
-                health = self.told.health()
+                health = self.metrics.health()
                 self._probe(health.ready, health.stuck or health.idle)
             case _:
                 self._reply(404, b"There are /metrics, /livez and /readyz\n")

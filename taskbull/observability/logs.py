@@ -399,7 +399,7 @@ class LogLines:
         self._clock = clock
         self._repeats: dict[tuple[type[events.Event], str], Repeats] = {}
 
-    def hears(self, kind: type[events.Event]) -> bool:
+    def wants(self, kind: type[events.Event]) -> bool:
         """Return True if events of this type have a line and its level is enabled."""
         line = _LINES.get(kind)
         return line is not None and logger.isEnabledFor(line[0])

@@ -231,11 +231,11 @@ def deliver(
 
 _TOO_LATE = (
     f"they were sent more than {SEND_AGAIN_MS // 60_000} minutes ago, and Redis no longer knows "
-    "what became of that call. Check whether they are there; spec.anew() adds one in any case"
+    "that call. Check whether they exist; spec.without_ticket() adds one in any case"
 )
 _OVERTAKEN = (
     "a clone of this process has used the number of that call meanwhile. Look whether they are "
-    "there; spec.anew() adds one in any case"
+    "there; spec.without_ticket() adds one in any case"
 )
 
 

@@ -32,7 +32,7 @@ from taskbull.queue.handle import JobHandle, QueueClient, ReadResult, handle
 from taskbull.queue.stores import stripped
 from taskbull.scripts.add import Added, CallSequence, Result, add_jobs
 from taskbull.scripts.call import AnySteps, Call, Finish, Pending, Separate, Start, Steps
-from taskbull.scripts.flow import FlowPiece, FlowUnfinished, add_flow, cut_flow, undo_flows
+from taskbull.scripts.flow import FlowChunk, FlowUnfinished, add_flow, cut_flow, undo_flows
 from taskbull.store.cluster import check_slots
 from taskbull.store.delivery import Deadline
 from taskbull.store.sync_store import SyncStore
@@ -90,7 +90,7 @@ class Flow:
             suppress(EnqueueError),
             sending(tracer, queue, names, contexts, flow=names[0]) as span,
         ):
-            self._pieces = [_in_span(piece, span) for piece in self._pieces]
+            self._pieces = [_in_span(chunk, span) for chunk in self._pieces]
             added = yield from self._send()
             if isinstance(added, Unsent):
                 raise EnqueueError(str(added.error), ())  # Recorded in the span.
@@ -122,9 +122,9 @@ class Flow:
         if len(self._pieces) == 1:
             return ""
         own = blake2b(digest_size=16)
-        for piece in self._pieces:
-            own.update(b"%d;" % len(piece.nodes))
-            for node in piece.nodes:
+        for chunk in self._pieces:
+            own.update(b"%d;" % len(chunk.nodes))
+            for node in chunk.nodes:
                 own.update(b"%d;" % len(node.job.data))
                 own.update(node.job.data)
         for member in self._members:
@@ -139,13 +139,13 @@ class Flow:
         ticket, sequences = self._ticket, self._adder.sequences
         added: list[Added] | Unsent
         if ticket is not None:
-            added = yield Separate(self._piece(0, CallSequence.of(ticket), ticket.sent_ms))
+            added = yield Separate(self._chunk(0, CallSequence.of(ticket), ticket.sent_ms))
             if added:
                 return added
         while True:
             sequence = sequences.borrow()
             try:
-                added = yield Separate(self._piece(0, sequence, None))
+                added = yield Separate(self._chunk(0, sequence, None))
             except BaseException:
                 sequences.give_back(sequence)
                 raise
@@ -163,7 +163,7 @@ class Flow:
         owner = f"{self.seed}:{self._form()}"
         for number in range(len(self._pieces)):
             sequence = CallSequence(self.seed, number, 1, self.seed[:16])
-            added = yield Separate(self._piece(number, sequence, sent_ms, owner))
+            added = yield Separate(self._chunk(number, sequence, sent_ms, owner))
             if isinstance(added, Unsent):
                 whole = CallSequence(self.seed, 0, 1, self.seed[:16])
                 return Unsent(added.error, whole, added.sent_ms or sent_ms)
@@ -171,25 +171,25 @@ class Flow:
             first = first or added
         return first
 
-    def _piece(
+    def _chunk(
         self, number: int, sequence: CallSequence, sent_ms: int | None, owner: str = ""
     ) -> Steps[list[Added] | Unsent]:
-        piece, is_last = self._pieces[number], number == len(self._pieces) - 1
+        chunk, is_last = self._pieces[number], number == len(self._pieces) - 1
 
         def call(now_ms: int) -> Call[list[Added]]:
             deadline = None if is_last else now_ms + FLOW_LIFE_MS
-            dated = replace(piece, deadline_ms=deadline, owner=owner)
+            dated = replace(chunk, deadline_ms=deadline, owner=owner)
             return add_flow(self._root, dated, now_ms, sequence)
 
         return deliver(call, sequence, sent_ms)
 
 
-def _in_span(piece: FlowPiece, span: Sending) -> FlowPiece:
+def _in_span(chunk: FlowChunk, span: Sending) -> FlowChunk:
     nodes = [
         replace(node, job=in_context(node.job, span.telemetry(node.job.telemetry)))
-        for node in piece.nodes
+        for node in chunk.nodes
     ]
-    return replace(piece, nodes=nodes)
+    return replace(chunk, nodes=nodes)
 
 
 def _job_id(seed: str, place: int) -> str:

@@ -472,7 +472,7 @@ def get_jobs(
     stop: int = -1,
     *,
     ascending: bool = True,
-    piece: int = WHOLE_PIECE,
+    chunk: int = WHOLE_PIECE,
 ) -> Steps[list[Job]]:
     """Read whole jobs from position `start` to `stop`, both included, in chunks of bounded size.
 
@@ -487,7 +487,7 @@ def get_jobs(
     after: After | None = After(place=start)
     wanted = stop - start + 1
     while after is not None and len(jobs) < wanted:
-        limit = min(piece, wanted - len(jobs))
+        limit = min(chunk, wanted - len(jobs))
         page: JobRows = yield list_jobs(
             queue, state, after, limit, fields=None, descending=not ascending
         )

@@ -79,7 +79,7 @@ class CancelAnswer(Struct, frozen=True):
 class StopRequest(Struct, frozen=True):
     """A request to stop a running job."""
 
-    place: str
+    position: str
     """Id of the request in the stream."""
     job_id: str
     token: str
@@ -95,26 +95,26 @@ class Pending(Struct, frozen=True):
 
 
 def cancel(
-    queue: QueueKeys, job_id: str, reason: str, now_ms: int, *, piece: int = CANCEL_CHUNK
+    queue: QueueKeys, job_id: str, reason: str, now_ms: int, *, chunk: int = CANCEL_CHUNK
 ) -> Steps[Cancelled]:
     """Cancel a job, then its children that have not started.
 
     Lost calls are sent again. That is safe, because the scripts detect a repeated call. Raises
     `JobNotFound` if the job does not exist.
     """
-    found: CancelAnswer = yield from _insist(
+    found: CancelAnswer = yield from _send_until_answered(
         cancel_job(queue, job_id, reason, now_ms),
         cancel_job(queue, job_id, reason, now_ms, again=True),
     )
     if found.more:
-        yield from cancel_all_children(queue, job_id, now_ms, piece=piece)
+        yield from cancel_all_children(queue, job_id, now_ms, chunk=chunk)
     if found.answer is None:
         raise JobNotFound(queue.queue, job_id)
     return found.answer
 
 
 def cancel_all_children(
-    queue: QueueKeys, job_id: str, now_ms: int, *, piece: int = CANCEL_CHUNK
+    queue: QueueKeys, job_id: str, now_ms: int, *, chunk: int = CANCEL_CHUNK
 ) -> Steps[None]:
     """Cancel all unstarted descendants of a cancelled job.
 
@@ -123,8 +123,8 @@ def cancel_all_children(
     pending = Pending()
     more = True
     while more:
-        call = cancel_children(queue, job_id, pending, now_ms, piece)
-        pending = yield from _insist(call, call)
+        call = cancel_children(queue, job_id, pending, now_ms, chunk)
+        pending = yield from _send_until_answered(call, call)
         more = bool(pending.key)
 
 
@@ -147,7 +147,7 @@ def finish_cancelling(queue: QueueKeys, now_ms: int) -> Steps[list[str]]:
     return ids
 
 
-def _insist(first: Call[Any], again: Call[Any]) -> Steps[Any]:
+def _send_until_answered(first: Call[Any], again: Call[Any]) -> Steps[Any]:
     """Send a call until Redis answers. Send `again` instead once a reply was lost."""
     call = first
     while True:
@@ -178,11 +178,11 @@ def cancel_job(
 
 
 def cancel_children(
-    queue: QueueKeys, job_id: str, pending: Pending, now_ms: int, piece: int = CANCEL_CHUNK
+    queue: QueueKeys, job_id: str, pending: Pending, now_ms: int, chunk: int = CANCEL_CHUNK
 ) -> Call[Pending]:
     """Cancel some pending children of a cancelled job."""
-    args = (now_ms, LONGEST, pending.key, pending.cursor, piece)
-    return Call(CANCEL_CHILDREN, (_parents(queue, job_id),), args, _went_on)
+    args = (now_ms, LONGEST, pending.key, pending.cursor, chunk)
+    return Call(CANCEL_CHILDREN, (_parents(queue, job_id),), args, _progress)
 
 
 def requests_key(queue: QueueKeys) -> str:
@@ -191,14 +191,16 @@ def requests_key(queue: QueueKeys) -> str:
 
 
 def read_requests(
-    places: Mapping[str, str], block: float = BLOCK
+    positions: Mapping[str, str], block: float = BLOCK
 ) -> Command[dict[str, list[StopRequest]]]:
     """Wait for stop requests in several streams. Return them by stream.
 
-    `places` maps each stream to the position of the last request that was read.
+    `positions` maps each stream to the position of the last request that was read.
     """
     words: tuple[Word, ...] = ("XREAD", "COUNT", _AT_ONCE, "BLOCK", int(block * 1000), "STREAMS")
-    return Command((*words, *places, *places.values()), next(iter(places)), _requests, held=block)
+    return Command(
+        (*words, *positions, *positions.values()), next(iter(positions)), _requests, held=block
+    )
 
 
 def _parents(queue: QueueKeys, job_id: str) -> str:
@@ -210,7 +212,7 @@ def _answer(reply: Any) -> CancelAnswer:
     return CancelAnswer(None if code == _NO_JOB else _ANSWERS[code], bool(more))
 
 
-def _went_on(reply: Any) -> Pending:
+def _progress(reply: Any) -> Pending:
     key, cursor = reply
     return Pending(text(key), text(cursor))
 
@@ -220,10 +222,10 @@ def _requests(reply: Any) -> dict[str, list[StopRequest]]:
 
 
 def _request(entry: Sequence[Any]) -> StopRequest:
-    place, flat = entry
+    position, flat = entry
     fields = {text(name): text(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
     return StopRequest(
-        text(place), fields.get("id", ""), fields.get("token", ""), fields.get("reason", "")
+        text(position), fields.get("id", ""), fields.get("token", ""), fields.get("reason", "")
     )
 
 
@@ -252,17 +254,17 @@ pack = msgspec.msgpack.encode
 
 def promote_job(queue: QueueKeys, job_id: str) -> Call[None]:
     """Move a delayed job to the waiting jobs, as if it were due."""
-    keys = (queue.delayed, *_places(queue), queue.meta, queue.events, queue.marker)
+    keys = (queue.delayed, *_waiting_keys(queue), queue.meta, queue.events, queue.marker)
     return Call(PROMOTE_JOB, keys, (queue.base, job_id), done(queue, job_id))
 
 
-def promote_jobs(queue: QueueKeys, *, piece: int = CHANGE_CHUNK) -> Steps[int]:
+def promote_jobs(queue: QueueKeys, *, chunk: int = CHANGE_CHUNK) -> Steps[int]:
     """Promote all delayed jobs, whatever their priority. Return the number of jobs promoted."""
     keys = (queue.delayed, *_waiting(queue))
-    call = Call(PROMOTE_JOBS, keys, (queue.base, piece), pair)
+    call = Call(PROMOTE_JOBS, keys, (queue.base, chunk), pair)
     promoted: int
     promoted, remaining = yield call
-    for _ in range(-(-remaining // piece)):  # Bounded: producers may keep adding delayed jobs.
+    for _ in range(-(-remaining // chunk)):  # Bounded: producers may keep adding delayed jobs.
         count, remaining = yield call
         promoted += count
     return promoted
@@ -297,7 +299,7 @@ def change_priority(
 
     With `lifo`, it goes before other jobs of the same priority.
     """
-    keys = (queue.job(job_id), *_places(queue), queue.meta, queue.marker)
+    keys = (queue.job(job_id), *_waiting_keys(queue), queue.meta, queue.marker)
     return Call(CHANGE_PRIORITY, keys, (job_id, priority, int(lifo)), done(queue, job_id))
 
 
@@ -311,9 +313,9 @@ def retry_job(
 ) -> Call[None]:
     """Move a completed or failed job back to the waiting jobs."""
     former = (queue.job(job_id), _ended(queue, state))
-    keys = (*former, *_places(queue), queue.meta, queue.events, queue.marker)
-    afresh = _afresh(attempts=reset_attempts, starts=reset_starts)
-    return Call(RETRY_JOB, keys, (job_id, state, afresh), done(queue, job_id))
+    keys = (*former, *_waiting_keys(queue), queue.meta, queue.events, queue.marker)
+    reset_fields = _reset_fields(attempts=reset_attempts, starts=reset_starts)
+    return Call(RETRY_JOB, keys, (job_id, state, reset_fields), done(queue, job_id))
 
 
 def retry_jobs(
@@ -322,7 +324,7 @@ def retry_jobs(
     state: Ended = "failed",
     *,
     since_ms: int | None = None,
-    piece: int = CHANGE_CHUNK,
+    chunk: int = CHANGE_CHUNK,
     reset_attempts: bool = False,
 ) -> Steps[int]:
     """Retry all jobs that finished between `since_ms` and `until_ms`. Return their number.
@@ -330,9 +332,9 @@ def retry_jobs(
     Without `since_ms` there is no lower bound.
     """
     keys = (_ended(queue, state), *_waiting(queue))
-    afresh = _afresh(attempts=reset_attempts, starts=reset_attempts)
+    reset_fields = _reset_fields(attempts=reset_attempts, starts=reset_attempts)
     since = "-inf" if since_ms is None else since_ms
-    call = Call(RETRY_JOBS, keys, (queue.base, state, since, until_ms, piece, afresh), pair)
+    call = Call(RETRY_JOBS, keys, (queue.base, state, since, until_ms, chunk, reset_fields), pair)
     retried: int
     retried, more = yield call
     while more:
@@ -401,7 +403,7 @@ def clear_logs(queue: QueueKeys, job_id: str, *, keep: int = 0) -> Command[None]
     return Command(("DEL", logs), logs, nothing)
 
 
-def _afresh(*, attempts: bool, starts: bool) -> bytes:
+def _reset_fields(*, attempts: bool, starts: bool) -> bytes:
     """Return the packed names of the fields that a retry deletes."""
     resets = {ATTEMPTS_MADE_FIELD: attempts, ATTEMPTS_STARTED_FIELD: starts}
     return pack([field for field, is_reset in resets.items() if is_reset])
@@ -411,7 +413,7 @@ def _ended(queue: QueueKeys, state: Ended) -> str:
     return queue.completed if state == "completed" else queue.failed
 
 
-def _places(queue: QueueKeys) -> tuple[str, ...]:
+def _waiting_keys(queue: QueueKeys) -> tuple[str, ...]:
     """Return the keys that hold waiting jobs or determine their positions."""
     return (queue.wait, queue.paused, queue.active, queue.prioritized, queue.priority_counter)
 
@@ -439,11 +441,11 @@ PAUSE_CHUNK = 1_000
 """Maximum number of ids that one call moves if both the wait and the paused list have jobs."""
 
 
-def pause(queue: QueueKeys, *, piece: int = PAUSE_CHUNK) -> Steps[None]:
+def pause(queue: QueueKeys, *, chunk: int = PAUSE_CHUNK) -> Steps[None]:
     """Stop workers from fetching jobs until the queue is resumed. Running jobs continue."""
-    more = yield _pause(queue, "pause", piece)
+    more = yield _pause(queue, "pause", chunk)
     while more:
-        more = yield _pause(queue, "move", piece)
+        more = yield _pause(queue, "move", chunk)
 
 
 def pause_noted(queue: QueueKeys, note: bytes) -> Steps[None]:
@@ -453,11 +455,11 @@ def pause_noted(queue: QueueKeys, note: bytes) -> Steps[None]:
     yield from pause(queue)
 
 
-def resume(queue: QueueKeys, *, piece: int = PAUSE_CHUNK) -> Steps[None]:
+def resume(queue: QueueKeys, *, chunk: int = PAUSE_CHUNK) -> Steps[None]:
     """Let workers fetch jobs again. Waiting jobs keep their order."""
     more = True
     while more:
-        more = yield _pause(queue, "resume", piece)
+        more = yield _pause(queue, "resume", chunk)
     yield Command(("DEL", _note(queue)), queue.meta, nothing)
 
 

@@ -342,46 +342,46 @@ class Sweep(Struct, frozen=True):
 
     put_back: list[str]
     """Ids of jobs that wait again."""
-    doomed: list[str]
+    to_fail: list[str]
     """Subset of `put_back` that the next worker will fail."""
     has_leftovers: bool = False
     """True if some flows may be only partly added or partly cancelled."""
 
 
-class SweepPiece(Struct, frozen=True):
+class SweepChunk(Struct, frozen=True):
     """The result of one chunk of a sweep."""
 
     position: int
     """Position of the next chunk, -1 if the sweep is over, or -2 if no sweep is due."""
     put_back: list[str]
-    doomed: list[str]
+    to_fail: list[str]
     has_leftovers: bool
 
 
 def sweep_stalled(
-    queue: QueueKeys, now_ms: int, *, interval_ms: int, max_stalls: int, piece: int = SWEEP_CHUNK
+    queue: QueueKeys, now_ms: int, *, interval_ms: int, max_stalls: int, chunk: int = SWEEP_CHUNK
 ) -> Steps[Sweep | None]:
     """Move active jobs whose lock is lost back to the waiting jobs.
 
     Returns None if no sweep is due, because another worker swept the queue recently.
     """
     put_back: list[str] = []
-    doomed: list[str] = []
+    to_fail: list[str] = []
     position = _BEGIN
     while True:
-        swept: SweepPiece = yield sweep_piece(
-            queue, now_ms, interval_ms, max_stalls, position=position, size=piece
+        swept: SweepChunk = yield sweep_chunk(
+            queue, now_ms, interval_ms, max_stalls, position=position, size=chunk
         )
         if swept.position == _NOT_DUE:
             return None
         put_back += swept.put_back
-        doomed += swept.doomed
+        to_fail += swept.to_fail
         if swept.position == _OVER:
-            return Sweep(put_back, doomed, swept.has_leftovers)
+            return Sweep(put_back, to_fail, swept.has_leftovers)
         position = swept.position
 
 
-def sweep_piece(
+def sweep_chunk(
     queue: QueueKeys,
     now_ms: int,
     interval_ms: int,
@@ -389,7 +389,7 @@ def sweep_piece(
     *,
     position: int = _BEGIN,
     size: int = SWEEP_CHUNK,
-) -> Call[SweepPiece]:
+) -> Call[SweepChunk]:
     """Sweep one chunk of the active jobs. Position -1 starts a sweep if one is due."""
     keys = (
         queue.stalled_check,
@@ -407,9 +407,9 @@ def sweep_piece(
     return Call(SWEEP_STALLED, keys, args, _swept)
 
 
-def _swept(reply: Any) -> SweepPiece:
-    position, put_back, doomed, *leftovers = reply
-    return SweepPiece(position, texts(put_back), texts(doomed), any(leftovers))
+def _swept(reply: Any) -> SweepChunk:
+    position, put_back, to_fail, *leftovers = reply
+    return SweepChunk(position, texts(put_back), texts(to_fail), any(leftovers))
 
 
 # The marker: idle workers wait for it, and BullMQ's producers set it.
@@ -476,7 +476,7 @@ class Adopted(Struct, frozen=True):
     """Jobs among them that this worker still holds. Their locks were renewed."""
 
 
-class _Piece(Struct, frozen=True):
+class _Chunk(Struct, frozen=True):
     position: int
     settled: Settled
 
@@ -487,7 +487,7 @@ def settle_cycle(
     ended: Sequence[tuple[str, str]],
     want: int,
     *,
-    piece: int = SETTLE_CHUNK,
+    chunk: int = SETTLE_CHUNK,
 ) -> Steps[Settled]:
     """Determine the effects of a cycle whose reply was lost.
 
@@ -499,7 +499,7 @@ def settle_cycle(
     outcomes = [part for pair in ended for part in pair]
     first: Settled | None = None
     while True:
-        found: _Piece = yield _look(queue, token, outcomes, position, piece)
+        found: _Chunk = yield _look(queue, token, outcomes, position, chunk)
         taken.update(dict.fromkeys(found.settled.taken))
         if first is None:
             first = found.settled
@@ -531,14 +531,14 @@ def adopt_jobs(
 
 def _look(
     queue: QueueKeys, token: str, outcomes: Sequence[str], position: int, size: int
-) -> Call[_Piece]:
+) -> Call[_Chunk]:
     args = (queue.base, token, pack(outcomes), position, size)
-    return Call(SETTLE_CYCLE, (queue.active, memo(queue, token)), args, _piece)
+    return Call(SETTLE_CYCLE, (queue.active, memo(queue, token)), args, _chunk)
 
 
-def _piece(reply: Any) -> _Piece:
+def _chunk(reply: Any) -> _Chunk:
     position, taken, codes, held = reply
-    return _Piece(position, Settled(texts(taken), codes, [one == 1 for one in held]))
+    return _Chunk(position, Settled(texts(taken), codes, [one == 1 for one in held]))
 
 
 def _adopted(taken_ms: int, worker: str | None, reply: Any) -> Adopted:

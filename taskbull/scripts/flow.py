@@ -73,7 +73,7 @@ class FlowNode(Struct, frozen=True):
     """Its children in order, encoded as they are stored."""
 
 
-class FlowPiece(Struct, frozen=True):
+class FlowChunk(Struct, frozen=True):
     """Jobs that are added in one call, each parent before its children."""
 
     nodes: Sequence[FlowNode]
@@ -90,7 +90,7 @@ class FlowPiece(Struct, frozen=True):
 
 
 def add_flow(
-    root: FlowNode, piece: FlowPiece, now_ms: int, sequence: CallSequence
+    root: FlowNode, chunk: FlowChunk, now_ms: int, sequence: CallSequence
 ) -> Call[list[Added]]:
     """Add a flow, or a chunk of one, as the current call of `sequence`. Return one answer per job.
 
@@ -98,12 +98,12 @@ def add_flow(
     producer used its number. Raises `FlowRefused` if one of the jobs cannot be added, and
     `LockLost` if the root is running and its lock is lost.
     """
-    queues = {node.queue.base: node.queue for node in piece.nodes}
-    queues |= {queue.base: queue for queue, _ in piece.complete}
+    queues = {node.queue.base: node.queue for node in chunk.nodes}
+    queues |= {queue.base: queue for queue, _ in chunk.complete}
     places = {base: place for place, base in enumerate(queues, 1)}
-    packed = pack(_runs(piece.nodes, places))
-    complete = pack([(places[queue.base], job_id) for queue, job_id in piece.complete])
-    data = [node.job.data for node in piece.nodes]
+    packed = pack(_runs(chunk.nodes, places))
+    complete = pack([(places[queue.base], job_id) for queue, job_id in chunk.complete])
+    data = [node.job.data for node in chunk.nodes]
     if not sequence.mark:
         sequence.mark = digest(packed, data)
     keys = (
@@ -116,16 +116,16 @@ def add_flow(
         sequence.calls,
         sequence.mark,
         MEMO_LIFE_MS,
-        "" if piece.deadline_ms is None else piece.deadline_ms,
-        piece.owner,
-        piece.token,
-        piece.order,
+        "" if chunk.deadline_ms is None else chunk.deadline_ms,
+        chunk.owner,
+        chunk.token,
+        chunk.order,
         pack(list(queues)),
         packed,
         complete,
         *data,
     )
-    return Call(ADD_FLOW, keys, args, partial(_added, root, piece.nodes))
+    return Call(ADD_FLOW, keys, args, partial(_added, root, chunk.nodes))
 
 
 def _runs(nodes: Sequence[FlowNode], places: Mapping[str, int]) -> list[list[Any]]:
@@ -175,14 +175,14 @@ def _added(root: FlowNode, nodes: Sequence[FlowNode], reply: list[Any]) -> list[
 
 
 def undo_flows(
-    queue: QueueKeys, now_ms: int, *, piece: int = UNDONE, skipped: list[str] | None = None
+    queue: QueueKeys, now_ms: int, *, chunk: int = UNDONE, skipped: list[str] | None = None
 ) -> Steps[list[str]]:
     """Remove incomplete flows whose deadline has passed. Return the keys of their roots.
 
     Only flows with a root in this queue are removed. If a flow cannot be removed, the key of its
     root is appended to `skipped`.
     """
-    call = undo_flow(queue, now_ms, piece)
+    call = undo_flow(queue, now_ms, chunk)
     undone: list[str] = []
     root, code = yield call
     while root:
@@ -198,13 +198,13 @@ _GONE: Final = 1
 _SKIPPED: Final = -1
 
 
-def undo_flow(queue: QueueKeys, now_ms: int, piece: int = UNDONE) -> Call[tuple[str, int]]:
+def undo_flow(queue: QueueKeys, now_ms: int, chunk: int = UNDONE) -> Call[tuple[str, int]]:
     """Remove a chunk of an incomplete flow whose deadline has passed. Return its root and a code.
 
     The root is empty if there is no such flow. The code is 1 if the flow is removed completely, 0
     if there is more to do, and -1 if the flow is skipped.
     """
-    return Call(UNDO_FLOW, (queue.private("flows"),), (now_ms, piece), _undone)
+    return Call(UNDO_FLOW, (queue.private("flows"),), (now_ms, chunk), _undone)
 
 
 def _undone(reply: Any) -> tuple[str, int]:
@@ -248,7 +248,7 @@ _OPTIONS_BYTES: Final = 500
 """Assumed size of a job's options. Fixed, so that a flow is always cut at the same jobs."""
 
 
-def cut_flow(members: Sequence[Member], timestamp_ms: int) -> list[FlowPiece]:
+def cut_flow(members: Sequence[Member], timestamp_ms: int) -> list[FlowChunk]:
     """Cut a flow into chunks, each small enough for one call. Most flows fit in one chunk."""
     nodes = [
         FlowNode(member.branch.queue, job, order=_order(members, member))
@@ -273,7 +273,7 @@ def cut_flow(members: Sequence[Member], timestamp_ms: int) -> list[FlowPiece]:
         nodes[place] = replace(nodes[place], waits=waits)
     bounds = pairwise([*cuts, len(nodes)])
     return [
-        FlowPiece(nodes[begin:end], ended)
+        FlowChunk(nodes[begin:end], ended)
         for (begin, end), ended in zip(bounds, complete, strict=True)
     ]
 
@@ -328,13 +328,13 @@ def spawn(
     order = decode_order(stored) or []
     known = set(order)
     whole = encode_order([*order, *(one for one in map(_child, children) if one not in known)])
-    pieces = cut_flow(members, now_ms)
-    root = pieces[0].nodes[0]
-    new = [replace(piece, token=token) for piece in _without(pieces, members, done)]
+    chunks = cut_flow(members, now_ms)
+    root = chunks[0].nodes[0]
+    new = [replace(chunk, token=token) for chunk in _without(chunks, members, done)]
     new[-1] = replace(new[-1], order=whole)
-    for place, piece in enumerate(new):
-        if piece.nodes or piece.complete or piece.order:
-            yield add_flow(root, piece, now_ms, CallSequence(producer, place, 1, producer[:16]))
+    for place, chunk in enumerate(new):
+        if chunk.nodes or chunk.complete or chunk.order:
+            yield add_flow(root, chunk, now_ms, CallSequence(producer, place, 1, producer[:16]))
     return Spawned([child.id for child in children], before, len(members) - 1)
 
 
@@ -343,8 +343,8 @@ def _child(member: Member) -> Child:
 
 
 def _without(
-    pieces: Sequence[FlowPiece], members: Sequence[Member], done: set[int]
-) -> list[FlowPiece]:
+    chunks: Sequence[FlowChunk], members: Sequence[Member], done: set[int]
+) -> list[FlowChunk]:
     """Remove the parent and all completed children, with their descendants, from the chunks."""
     gone = {0, *done}
     for place, member in enumerate(members):
@@ -353,9 +353,9 @@ def _without(
     keys = {members[place].branch.queue.job(members[place].id) for place in gone}
     return [
         replace(
-            piece,
-            nodes=[node for node in piece.nodes if node.queue.job(node.job.job_id) not in keys],
-            complete=[each for each in piece.complete if each[0].job(each[1]) not in keys],
+            chunk,
+            nodes=[node for node in chunk.nodes if node.queue.job(node.job.job_id) not in keys],
+            complete=[each for each in chunk.complete if each[0].job(each[1]) not in keys],
         )
-        for piece in pieces
+        for chunk in chunks
     ]

@@ -38,7 +38,7 @@ PIECE: Final = 500
 
 
 def get_results(
-    queue: QueueKeys, job_id: str, name: str, *, piece: int = PIECE, so_far: bool = False
+    queue: QueueKeys, job_id: str, name: str, *, chunk: int = PIECE, so_far: bool = False
 ) -> Steps[list[bytes]]:
     """Return the JSON results of a job's children with the given name, in order.
 
@@ -52,22 +52,22 @@ def get_results(
     job, processed = queue.job(job_id), queue.processed(job_id)
     order: list[Child] | None = yield Command(("HGET", job, ORDER_FIELD), job, decode_order)
     if order is None:
-        return (yield from _unordered(processed, name, piece))
+        return (yield from _unordered(processed, name, chunk))
     keys = [base + child_id for child, base, child_id in order if child == name]
     results: list[bytes] = []
     lacking: list[str] = []
-    for start in range(0, len(keys), piece):
-        some = keys[start : start + piece]
+    for start in range(0, len(keys), chunk):
+        some = keys[start : start + chunk]
         found: list[bytes | None] = yield Command(("HMGET", processed, *some), processed, list)
         results += [value for value in found if value is not None]
         lacking += [key for key, value in zip(some, found, strict=True) if value is None]
     if lacking and not so_far:
-        yield from _explain(queue, job_id, name, lacking, piece)
+        yield from _explain(queue, job_id, name, lacking, chunk)
     return results
 
 
 def _explain(
-    queue: QueueKeys, job_id: str, name: str, lacking: Sequence[str], piece: int
+    queue: QueueKeys, job_id: str, name: str, lacking: Sequence[str], chunk: int
 ) -> Steps[None]:
     """Raise an error unless all children without a result have failed or were removed.
 
@@ -76,8 +76,8 @@ def _explain(
     """
     job, failed = queue.job(job_id), queue.failed_children(job_id)
     absent = 0
-    for start in range(0, len(lacking), piece):
-        some = lacking[start : start + piece]
+    for start in range(0, len(lacking), chunk):
+        some = lacking[start : start + chunk]
         reasons: list[bytes | None] = yield Command(("HMGET", failed, *some), failed, list)
         left = [key for key, reason in zip(some, reasons, strict=True) if reason is None]
         if not left:
@@ -106,11 +106,11 @@ def _continues(failed: str) -> Steps[bool]:
     return False
 
 
-def _unordered(processed: str, name: str, piece: int) -> Steps[list[bytes]]:
+def _unordered(processed: str, name: str, chunk: int) -> Steps[list[bytes]]:
     by_key: dict[str, bytes] = {}
     cursor = "0"
     while True:
-        cursor, found = yield scan_results(processed, name, cursor, piece)
+        cursor, found = yield scan_results(processed, name, cursor, chunk)
         by_key |= found
         if cursor == "0":
             return [by_key[key] for key in sorted(by_key)]
@@ -393,9 +393,9 @@ def preview_field(
     """Read the first or last bytes of a field, with 2 commands."""
 
     def read(reply: Any) -> FieldPiece:
-        size, piece = reply
+        size, chunk = reply
         # The text may have been cut in the middle of a character.
-        words = piece.decode("utf-8", "ignore") if len(piece) == most else text(piece)
+        words = chunk.decode("utf-8", "ignore") if len(chunk) == most else text(chunk)
         return FieldPiece(size, words)
 
     args = (WIRE_NAMES[field], most, int(end), _LARGEST)

@@ -56,8 +56,8 @@ class _Tally(Struct):
     def open(self) -> bool:
         return self.count < self.limit
 
-    def most(self, piece: int) -> int:
-        return int(min(piece, self.limit - self.count))
+    def most(self, chunk: int) -> int:
+        return int(min(chunk, self.limit - self.count))
 
     def add(self, ids: list[str]) -> None:
         self.count += len(ids)
@@ -102,7 +102,7 @@ def remove_deduplication_key(queue: QueueKeys, dedup_key: str) -> Command[bool]:
     return Command(("DEL", key), key, bool)
 
 
-def drain(queue: QueueKeys, *, delayed: bool = False, piece: int = PIECE) -> Steps[int]:
+def drain(queue: QueueKeys, *, delayed: bool = False, chunk: int = PIECE) -> Steps[int]:
     """Remove all waiting and prioritized jobs. Return the number of jobs removed.
 
     With `delayed`, delayed jobs are removed as well. Running jobs and the next runs of schedulers
@@ -110,14 +110,14 @@ def drain(queue: QueueKeys, *, delayed: bool = False, piece: int = PIECE) -> Ste
     """
     tally = _Tally()
     for key in (queue.wait, queue.paused):
-        yield from _clean_list(queue, key, _ANY, tally, piece)
+        yield from _clean_list(queue, key, _ANY, tally, chunk)
     for key in (queue.prioritized, queue.delayed) if delayed else (queue.prioritized,):
-        yield from _clean_set(queue, key, _ANY, tally, piece)
+        yield from _clean_set(queue, key, _ANY, tally, chunk)
     return tally.count
 
 
 def clean(
-    queue: QueueKeys, state: JobState, until_ms: int, *, limit: int = 0, piece: int = PIECE
+    queue: QueueKeys, state: JobState, until_ms: int, *, limit: int = 0, chunk: int = PIECE
 ) -> Steps[list[str]]:
     """Remove jobs that have been in `state` since `until_ms` or earlier. Return their ids.
 
@@ -135,13 +135,13 @@ def clean(
     removed: list[str] = []
     tally = _Tally(limit or inf, ids=removed)
     for key, remove in _places(queue, state):
-        yield from remove(queue, key, choice, tally, piece)
+        yield from remove(queue, key, choice, tally, chunk)
     words = ("XADD", queue.events, "*", "event", "cleaned", "count", len(removed))
     yield Command(words, queue.events, nothing)
     return removed
 
 
-def obliterate(queue: QueueKeys, *, force: bool = False, piece: int = PIECE) -> Steps[None]:
+def obliterate(queue: QueueKeys, *, force: bool = False, chunk: int = PIECE) -> Steps[None]:
     """Pause a queue and remove it with all its jobs and keys.
 
     Raises `JobsActive` if jobs are running, unless `force` is set.
@@ -153,12 +153,12 @@ def obliterate(queue: QueueKeys, *, force: bool = False, piece: int = PIECE) -> 
         yield from _refuse_active(queue)
     tally = _Tally()
     for key in (queue.active, queue.wait, queue.paused):
-        yield from _clean_list(queue, key, _ALL, tally, piece)
-    while (yield _clear_schedulers(queue, piece)):
+        yield from _clean_list(queue, key, _ALL, tally, chunk)
+    while (yield _clear_schedulers(queue, chunk)):
         pass
     for key in (queue.delayed, queue.prioritized, queue.completed, queue.failed):
-        yield from _clean_set(queue, key, _ALL, tally, piece)
-    yield from _clean_set(queue, queue.waiting_children, _ALL, tally, piece)
+        yield from _clean_set(queue, key, _ALL, tally, chunk)
+    yield from _clean_set(queue, queue.waiting_children, _ALL, tally, chunk)
     yield from _remove_scattered(queue)
     yield Command(("UNLINK", *_leftovers(queue)), queue.meta, nothing)
     yield unregister_queue(queue.prefix, queue.queue)
@@ -171,28 +171,28 @@ def _refuse_active(queue: QueueKeys) -> Steps[None]:
 
 
 def _clean_list(
-    queue: QueueKeys, key: str, choice: _Choice, tally: _Tally, piece: int
+    queue: QueueKeys, key: str, choice: _Choice, tally: _Tally, chunk: int
 ) -> Steps[None]:
     position = 0
     while position >= 0 and tally.open:
-        args = (queue.base, *choice.args, position, piece, tally.most(piece))
+        args = (queue.base, *choice.args, position, chunk, tally.most(chunk))
         position, ids = yield Call(CLEAN_LISTED, (key,), args, _cleaned)
         tally.add(ids)
 
 
 def _clean_set(
-    queue: QueueKeys, key: str, choice: _Choice, tally: _Tally, piece: int
+    queue: QueueKeys, key: str, choice: _Choice, tally: _Tally, chunk: int
 ) -> Steps[None]:
     lowest, skip = "-inf", 0
     while lowest and tally.open:
-        most = tally.most(piece)
-        args = (queue.base, *choice.args, lowest, skip, choice.highest, piece, most)
+        most = tally.most(chunk)
+        args = (queue.base, *choice.args, lowest, skip, choice.highest, chunk, most)
         lowest, skip, ids = yield Call(CLEAN_SORTED, (key,), args, _cleaned_set)
         tally.add(ids)
 
 
-def _clear_schedulers(queue: QueueKeys, piece: int) -> Call[int]:
-    return Call(CLEAR_SCHEDULERS, (queue.repeat,), (queue.base, piece), int)
+def _clear_schedulers(queue: QueueKeys, chunk: int) -> Call[int]:
+    return Call(CLEAR_SCHEDULERS, (queue.repeat,), (queue.base, chunk), int)
 
 
 def _remove_scattered(queue: QueueKeys) -> Steps[None]:

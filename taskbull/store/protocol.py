@@ -40,11 +40,11 @@ def pack(words: tuple[Word, ...]) -> bytes:
 
 
 def _join(words: tuple[Word, ...]) -> bytes:
-    pieces: list[bytes] = [b"*%d\r\n" % len(words)]
+    chunks: list[bytes] = [b"*%d\r\n" % len(words)]
     for word in words:
         raw = word if isinstance(word, bytes) else str(word).encode()
-        pieces += (b"$%d\r\n" % len(raw), raw, b"\r\n")
-    return b"".join(pieces)
+        chunks += (b"$%d\r\n" % len(raw), raw, b"\r\n")
+    return b"".join(chunks)
 
 
 # Futures: the part that asyncio and trio have in common.

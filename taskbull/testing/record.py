@@ -13,7 +13,7 @@ WORKER_ID = "taskbull.testing"
 class BoxPort:
     """A `JobPort` that stores a job's writes in its `RecordedJob`."""
 
-    held_up = 0.0
+    redis_wait_seconds = 0.0
 
     def __init__(self, recorded: RecordedJob) -> None:
         self._recorded = recorded
@@ -66,5 +66,5 @@ class BoxPort:
     async def adrop_children(self) -> int:
         return self.drop_children()
 
-    async def aunclaimed(self, patience: float) -> float:
+    async def arecord_unknown_task(self, patience: float) -> float:
         return patience  # A box has no other workers.

@@ -96,7 +96,7 @@ def await_children(job: RecordedJob, new: int) -> None:
     """
     job.idle_waits = 0 if job.pending or new else job.idle_waits + 1
     if job.idle_waits > 1:
-        job.doom = (
+        job.deferred_failure = (
             "the task raised WaitForChildren twice in a row, and had no new child to wait for"
         )
     job.state = JobState.WAITING_CHILDREN if job.pending else JobState.WAITING
@@ -151,7 +151,7 @@ def tell_parent(child: RecordedJob, now: float) -> None:
             return
         at_once = child.on_failure in {"fail", "continue"}
         if child.on_failure == "fail":
-            parent.doom = f"child {child.key} failed"
+            parent.deferred_failure = f"child {child.key} failed"
     parent.pending.remove(child)
     if parent.state is JobState.WAITING_CHILDREN and (at_once or not parent.pending):
         delay = parent.options.delay or 0.0

@@ -70,7 +70,7 @@ class RecordedJob:
         """Number of consecutive waits without a child to wait for."""
         self.run: Run | None = None
         """The current attempt, or `None` if the job is not running."""
-        self.doom: str | None = None
+        self.deferred_failure: str | None = None
         """The reason why the job will fail without being run, if any."""
 
     def wall_ms(self, now: float) -> int:
@@ -124,8 +124,8 @@ class RecordedJob:
         values = [encoded.name.encode(), self.raw_data, encoded.options]
         values += [text.encode() for text in times]
         taken: list[bytes | None] = [*values, made, started]
-        if self.doom is not None:
-            taken += [self.doom.encode(), *[None] * (len(RUN_FIELDS) - len(taken) - 1)]
+        if self.deferred_failure is not None:
+            taken += [self.deferred_failure.encode(), *[None] * (len(RUN_FIELDS) - len(taken) - 1)]
         return decode_taken(self.id.encode(), taken)
 
     @property

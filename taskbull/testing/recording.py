@@ -75,7 +75,7 @@ class Expectation:
     def missed(self, jobs: Sequence[RecordedJob]) -> AssertionError:
         """Return the error for a missing job, which lists the task's jobs."""
         wanted = ", ".join(f"{name}={value!r}" for name, value in self._expected.items())
-        there = "".join(f"\n  {told(job)}" for job in jobs) or " none"
+        there = "".join(f"\n  {describe(job)}" for job in jobs) or " none"
         return AssertionError(
             f"No job {self._task.name}({wanted}) was enqueued; of this task:{there}"
         )
@@ -92,7 +92,7 @@ def _same(job: RecordedJob, data: dict[str, Any], name: str, value: Any) -> bool
     return bool(known == value)
 
 
-def told(job: RecordedJob) -> str:
+def describe(job: RecordedJob) -> str:
     """Format a job as a call, for error messages."""
     arguments = ", ".join(f"{name}={value!r}" for name, value in job.data.items())
     options = [
@@ -268,7 +268,7 @@ class Box:
         """
         found = Expectation(task, expected).find(self.of(task))
         if found is not None:
-            raise AssertionError(f"Unexpected job enqueued: {told(found)}")
+            raise AssertionError(f"Unexpected job enqueued: {describe(found)}")
 
     def clear(self) -> None:
         """Remove all recorded jobs. Virtual time and schedules are not reset."""
@@ -363,15 +363,15 @@ class Box:
         standing = self._standing_for(job)
         if standing is None:
             self.jobs.append(job)
-        told = standing or job
+        shown = standing or job
         return RecordedHandle(
-            told.queue,
-            told.id,
+            shown.queue,
+            shown.id,
             job.name,
             standing is not None,
             None,
             job.spec.read,
-            told,
+            shown,
             lambda: self.now,
         )
 

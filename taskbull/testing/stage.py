@@ -16,7 +16,7 @@ from anyio.from_thread import start_blocking_portal
 from taskbull.app.app import App, dispatch_of
 from taskbull.app.group import Resources
 from taskbull.core.declared_schedule import DeclaredSchedule
-from taskbull.core.job import Site
+from taskbull.core.job import ExecutionMode
 from taskbull.core.outcome import Complete, Discard, Fail, Outcome
 from taskbull.core.schedule import Cron, Every
 from taskbull.errors import ConfigurationError
@@ -41,9 +41,9 @@ class Rendezvous:
     The batch is called when every job has either joined or finished.
     """
 
-    def __init__(self, new_waiter: Callable[[], Waiter], told: Callable[[], None]) -> None:
+    def __init__(self, new_waiter: Callable[[], Waiter], on_change: Callable[[], None]) -> None:
         self._new_waiter = new_waiter
-        self._told = told
+        self._on_change = on_change
         self.members: list[BatchMember] = []
         self.order: list[str] = []
         """The ids of all jobs that may join, which set the order of the items."""
@@ -58,7 +58,7 @@ class Rendezvous:
         """Join the batch, wait for its call, and return the job's result."""
         member = BatchMember(job, item, timeout, perform, self._new_waiter())
         self.members.append(member)
-        self._told()
+        self._on_change()
         await member.waiter
         return member.result()
 
@@ -92,23 +92,23 @@ async def run_together(make: Callable[[Rendezvous], Sequence[Attempt]]) -> list[
     """Run the attempts of a batch in this event loop; return their outcomes in order."""
     something = Event()
 
-    def tell() -> None:
+    def notify() -> None:
         something.set()
 
-    place = Rendezvous(waiters(), tell)
+    rendezvous = Rendezvous(waiters(), notify)
     outcomes: dict[int, Outcome] = {}
 
     async def finish(number: int, attempt: Attempt) -> None:
         outcomes[number] = await attempt
-        tell()
+        notify()
 
-    attempts = make(place)
+    attempts = make(rendezvous)
     async with create_task_group() as tasks:
         for number, attempt in enumerate(attempts):
             tasks.start_soon(finish, number, attempt)
         while len(outcomes) < len(attempts):
-            if place.members and len(place.members) + len(outcomes) == len(attempts):
-                await place.call()
+            if rendezvous.members and len(rendezvous.members) + len(outcomes) == len(attempts):
+                await rendezvous.call()
             else:
                 await something.wait()
             something = Event()
@@ -140,9 +140,9 @@ class HandWaiter:
 
 def run_together_plainly(make: Callable[[Rendezvous], Sequence[Attempt]]) -> list[Outcome]:
     """Run the attempts of a batch with a sync function in this thread, without an event loop."""
-    place = Rendezvous(HandWaiter, lambda: None)
+    rendezvous = Rendezvous(HandWaiter, lambda: None)
     # Each attempt has its own context, as in a task, because the attempts are interleaved.
-    running = {number: (copy_context(), one) for number, one in enumerate(make(place))}
+    running = {number: (copy_context(), one) for number, one in enumerate(make(rendezvous))}
     outcomes: dict[int, Outcome] = {}
     while running:
         for number, (context, attempt) in [*running.items()]:
@@ -151,8 +151,8 @@ def run_together_plainly(make: Callable[[Rendezvous], Sequence[Attempt]]) -> lis
             except StopIteration as end:
                 outcomes[number] = end.value
                 del running[number]
-        if place.members:
-            finish(place.call())
+        if rendezvous.members:
+            finish(rendezvous.call())
     return [outcomes[number] for number in sorted(outcomes)]
 
 
@@ -218,23 +218,25 @@ class Stage:
             threads.close()
 
     def _attempts(
-        self, jobs: Sequence[RecordedJob], threads: ThreadPool | None, place: Rendezvous
+        self, jobs: Sequence[RecordedJob], threads: ThreadPool | None, rendezvous: Rendezvous
     ) -> list[Coroutine[Any, Any, Outcome]]:
-        place.order = [job.id for job in jobs]
-        return [self._attempt(job, threads, place) for job in jobs]
+        rendezvous.order = [job.id for job in jobs]
+        return [self._attempt(job, threads, rendezvous) for job in jobs]
 
     async def _attempt(
         self, recorded: RecordedJob, threads: ThreadPool | None, batches: Rendezvous | None
     ) -> Outcome:
         record = BoxPort(recorded)
-        place = JobEnvironment(
+        environment = JobEnvironment(
             recorded.queue,
             WORKER_ID,
             lambda _: record,
             self._resources_of,
             lambda: recorded.wall_ms(self._now()),
         )
-        executor = Executor(place, dispatch_of(self._app).resolve, threads=threads, batches=batches)
+        executor = Executor(
+            environment, dispatch_of(self._app).resolve, threads=threads, batches=batches
+        )
         with _running(recorded) as run:
             if threads is None:  # Without threads there is no event loop, so no cancel scope.
                 return _heeding(run, await executor.attempt(run))
@@ -248,7 +250,7 @@ class Stage:
             route = dispatch_of(self._app).resolve(recorded.as_job())
         except ConfigurationError:  # The job fails with this error when it runs.
             return False
-        return route.site is not Site.LOOP and not route.layers
+        return route.execution_mode is not ExecutionMode.LOOP and not route.layers
 
     def _is_batch(self, recorded: RecordedJob) -> bool:
         try:
@@ -298,14 +300,14 @@ async def open_resources(app: App, given: Given | None) -> AsyncGenerator[Resour
 
         def resources_of(name: str) -> Any:
             task = app.tasks.get(name)
-            return givers[task is not None and task.site is Site.PROCESS](name)
+            return givers[task is not None and task.execution_mode is ExecutionMode.PROCESS](name)
 
         yield resources_of
 
 
 def _resources(app: App) -> dict[bool, Resources]:
     """Return the app's resources by `in_process`, because processes have their own lifespans."""
-    has_processes = any(task.site is Site.PROCESS for task in app.tasks.values())
+    has_processes = any(task.execution_mode is ExecutionMode.PROCESS for task in app.tasks.values())
     sites = (False, True) if has_processes else (False,)
     return {in_process: Resources(app.registry, in_process=in_process) for in_process in sites}
 

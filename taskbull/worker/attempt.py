@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 from anyio import CancelScope
 from msgspec import Struct
 
-from taskbull.core.job import Job, Site
+from taskbull.core.job import ExecutionMode, Job
 from taskbull.core.middleware import CallNext, Middleware, compose
 from taskbull.core.outcome import (
     AwaitChildren,
@@ -30,7 +30,7 @@ from taskbull.core.outcome import (
     expired,
     in_time,
 )
-from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, doomed
+from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, failure_before_run
 from taskbull.core.validation import refusal
 from taskbull.core.wire.job import encode_value
 from taskbull.errors import ProcessUnavailable, Snooze
@@ -69,15 +69,15 @@ def returned(run: Run, value: Any) -> Complete | Fail:
 class OutcomeDecider:
     """Decides the outcomes of one queue's jobs."""
 
-    def __init__(self, place: JobEnvironment) -> None:
-        self._place = place
+    def __init__(self, environment: JobEnvironment) -> None:
+        self._environment = environment
 
-    def fate(self, run: Run) -> Fail | None:
+    def outcome_before_run(self, run: Run) -> Fail | None:
         """Return the outcome of a job that must not run, or None if it may run."""
         job = run.job
-        if (fate := doomed(job)) is not None:
-            return fate
-        return expired(job, self._place.wall_ms()) if run.cancelled is None else run.stopped()
+        if (outcome := failure_before_run(job)) is not None:
+            return outcome
+        return expired(job, self._environment.wall_ms()) if run.cancelled is None else run.stopped()
 
     def raised(self, run: Run, error: BaseException) -> Outcome:
         """Return the outcome of a job whose function raised an error. Never raise.
@@ -100,13 +100,13 @@ class OutcomeDecider:
         outcome = None if remote is None else outcome_of(remote, run)
         if outcome is None:
             if remote is not None or (run.port is not None and run.port.caused(error)):
-                return self.put_off(job, f"Redis did not accept what it wrote: {error}")
+                return self.release_later(job, f"Redis did not accept what it wrote: {error}")
             if isinstance(error, ProcessUnavailable):
-                return self.put_off(job, str(error))
+                return self.release_later(job, str(error))
             outcome = decide(error, job, run.policy, random=random)
         if isinstance(outcome, AwaitChildren):
             return run.awaiting_children()
-        return in_time(job, outcome, self._place.wall_ms())
+        return in_time(job, outcome, self._environment.wall_ms())
 
     def settle(self, run: Run, value: Any, error: BaseException | None) -> Outcome:
         """Return the outcome of a job whose function ran in a detached thread. Never raise."""
@@ -117,17 +117,17 @@ class OutcomeDecider:
                 error = unfit
         return self.raised(run, error)
 
-    def put_off(self, job: Job, reason: str) -> Outcome:
+    def release_later(self, job: Job, reason: str) -> Outcome:
         """Return an outcome that delays a job without spending an attempt, and log the reason."""
         logger.warning(
             "Job %s (%s) in queue %s is delayed by %g s, without using an attempt: %s",
             cut(job.id),
             cut(job.name),
-            self._place.queue,
+            self._environment.queue,
             RELEASE_PAUSE,
             one_line(reason),
         )
-        return in_time(job, SnoozeFor(RELEASE_PAUSE), self._place.wall_ms())
+        return in_time(job, SnoozeFor(RELEASE_PAUSE), self._environment.wall_ms())
 
 
 # Routes: the function to call, the place to call it in, and the retry policy.
@@ -147,7 +147,7 @@ class Route(Struct, frozen=True, dict=True):
     policy: RetryPolicy = NO_POLICY
     timeout: float | None = None
     """Time limit of one attempt in seconds. A timeout set on the job takes precedence."""
-    site: Site = Site.LOOP
+    execution_mode: ExecutionMode = ExecutionMode.LOOP
     """The place to call the function in. A blocking function must not run in the event loop."""
     grace: float = 5.0
     """Seconds that the function has to finish after its process is asked to stop it."""
@@ -160,12 +160,14 @@ class Route(Struct, frozen=True, dict=True):
     @cached_property
     def is_awaited(self) -> bool:
         """True if the function runs in the event loop without batching or middleware."""
-        return self.site is Site.LOOP and self.batch is None and not self.layers
+        return self.execution_mode is ExecutionMode.LOOP and self.batch is None and not self.layers
 
     @cached_property
     def is_threaded(self) -> bool:
         """True if the function runs in a thread without batching or middleware."""
-        return self.site is Site.THREAD and self.batch is None and not self.layers
+        return (
+            self.execution_mode is ExecutionMode.THREAD and self.batch is None and not self.layers
+        )
 
 
 Resolve: TypeAlias = Callable[[Job], Route]
@@ -184,7 +186,9 @@ def always(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Resolv
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - checks its kind, not its presence
     )
-    route = Route(handler, policy, site=Site.LOOP if is_async else Site.THREAD)
+    route = Route(
+        handler, policy, execution_mode=ExecutionMode.LOOP if is_async else ExecutionMode.THREAD
+    )
     return lambda _: route
 
 
@@ -247,7 +251,7 @@ class Executor:
 
     def __init__(
         self,
-        place: JobEnvironment,
+        environment: JobEnvironment,
         resolve: Resolve,
         *,
         threads: ThreadPool | None,
@@ -255,8 +259,8 @@ class Executor:
         batches: Gathering | None = None,
         cancel_lost: bool = False,
     ) -> None:
-        self.judge = OutcomeDecider(place)
-        self._place = place
+        self.decider = OutcomeDecider(environment)
+        self._environment = environment
         self._resolve = resolve
         self._threads = threads
         self._processes = processes
@@ -293,14 +297,14 @@ class Executor:
             or job.deferred_failure is not None
             or job.corrupt is not None
             or job.options.expires_ms is not None
-        ) and (fate := self.judge.fate(run)) is not None:
-            return fate
+        ) and (outcome := self.decider.outcome_before_run(run)) is not None:
+            return outcome
         try:
             route = self._resolve(job)
             run.policy = route.policy
             # The timeout of a batch applies to its call, which starts later.
             timeout = None if route.batch else job.options.timeout or route.timeout
-            running = RunningJob(run, self._place)
+            running = RunningJob(run, self._environment)
             token = enter(running)
             try:
                 if (timeout is not None or self._cancel_lost) and self._threads is not None:
@@ -316,7 +320,7 @@ class Executor:
                 leave(token)
         except Exception as error:  # noqa: BLE001 - user code may raise anything
             end_child_of(self._process, error)
-            return self.judge.raised(run, error)
+            return self.decider.raised(run, error)
 
     async def _within(
         self, timeout: float | None, route: Route, running: RunningJob, run: Run
@@ -336,11 +340,11 @@ class Executor:
         if run.interrupted:
             return run.stopped()
         if limit is not None and limit.stopped:
-            return self.judge.put_off(
-                job, f"no {route.site} was free for it in {THREAD_PATIENCE:g} s"
+            return self.decider.release_later(
+                job, f"no {route.execution_mode} was free for it in {THREAD_PATIENCE:g} s"
             )
-        if timeout is not None and running.held_up >= timeout * _OUR_SHARE:
-            return self.judge.put_off(job, "its timeout passed while it waited for Redis")
+        if timeout is not None and running.redis_wait_seconds >= timeout * _OUR_SHARE:
+            return self.decider.release_later(job, "its timeout passed while it waited for Redis")
         raise _timed_out(f"the job took longer than its timeout of {timeout:g} s", run)
 
     def _call(
@@ -350,8 +354,8 @@ class Executor:
         call: CallNext[RunningJob] = route.function
         if route.batch is not None:
             call = partial(self._join, route, route.batch)
-        elif route.site is not Site.LOOP:
-            if route.site is Site.PROCESS and self._processes is not None:
+        elif route.execution_mode is not ExecutionMode.LOOP:
+            if route.execution_mode is ExecutionMode.PROCESS and self._processes is not None:
                 call = partial(self._in_process, self._processes, route, running, limit)
             else:
                 call = partial(self._in_thread, route.function, limit, run)
@@ -362,7 +366,7 @@ class Executor:
         if self._batches is None:
             raise TypeError("an executor without batches cannot run jobs that are gathered")
         item: Any = None
-        if route.site is Site.PROCESS and self._processes is not None:
+        if route.execution_mode is ExecutionMode.PROCESS and self._processes is not None:
             check_size(running)  # The pool process decodes the item.
         else:
             item = rules.read(running.job.raw_data)
@@ -384,21 +388,21 @@ class Executor:
             end_child_of(self._process)
         reason = "its timeout passed while its batch waited for Redis"
         if limit is not None and limit.stopped:
-            reason = f"no {route.site} was free for its batch in {THREAD_PATIENCE:g} s"
-        elif sum(job.held_up for job in batch.jobs) < timeout * _OUR_SHARE:
+            reason = f"no {route.execution_mode} was free for its batch in {THREAD_PATIENCE:g} s"
+        elif sum(job.redis_wait_seconds for job in batch.jobs) < timeout * _OUR_SHARE:
             raise _timed_out(
                 f"the batch took longer than {timeout:g} s, the shortest timeout of its jobs",
                 run_of(batch.jobs[0]),
             )
         for job in batch.jobs:
-            self.judge.put_off(job.job, reason)
+            self.decider.release_later(job.job, reason)
         raise Snooze(RELEASE_PAUSE)
 
     def _perform(self, route: Route, batch: Batch, limit: TimeLimit | None) -> Awaitable[Any]:
         call: Callable[[Batch], Any] = route.function
-        if route.site is Site.PROCESS and self._processes is not None:
+        if route.execution_mode is ExecutionMode.PROCESS and self._processes is not None:
             return self._batch_in_process(self._processes, route, batch, limit)
-        if route.site is not Site.LOOP:
+        if route.execution_mode is not ExecutionMode.LOOP:
             if self._threads is None:
                 return _call_here(call, batch)
             return self._threads.run(call, batch, clock=limit)

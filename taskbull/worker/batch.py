@@ -210,7 +210,7 @@ class BatchCollector:
     ) -> None:
         """Create a gatherer; `slots` is the concurrency of each queue.
 
-        The owner of `alarm` must call `look` when it goes off.
+        The owner of `alarm` must call `check` when it goes off.
         """
         self._rules = rules
         self._slots = slots
@@ -237,7 +237,7 @@ class BatchCollector:
             self._waiting[job.queue] += 1
         self._here[job.queue] += 1
         try:
-            self.look()
+            self.check()
             await member.waiter
         except get_cancelled_exc_class():
             if not await self._finishes_within_grace(member):
@@ -246,7 +246,7 @@ class BatchCollector:
             self._leave(member)
         return member.result()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Start the calls that are due."""
         while self._calls < self._rules.parallel and self._is_due():
             call = BatchCall([member for member in self._next() if self._may_begin(member)])
@@ -308,8 +308,8 @@ class BatchCollector:
         self._leave(member)
         if member.call is not None and not member.ended:
             await _until_over(member.call)
-        came, member.ended = member.ended, True
-        return came
+        was_ended, member.ended = member.ended, True
+        return was_ended
 
     def _leave(self, member: BatchMember) -> None:
         if member.ended or member.left:
@@ -335,7 +335,7 @@ class BatchCollector:
             call.scope = None
             call.over.set()
             self._calls -= 1
-            self.look()
+            self.check()
 
     async def _perform(self, call: BatchCall) -> None:
         batch = call.batch()
@@ -402,8 +402,8 @@ class Batches:
         async with create_task_group() as calls:
             self._start = lambda run, call: context.run(lambda: calls.start_soon(run, call))
             task_status.started()
-            await self._alarm.run(self._look)
+            await self._alarm.run(self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         for gatherer in self._gatherers.values():
-            gatherer.look()
+            gatherer.check()

@@ -134,7 +134,7 @@ class Consumer:
             tasks.start_soon(self._cycle.run)
         if self._schedules is not None:
             await self._schedules.keep_trying()
-            await self._schedules.tell_undeclared()
+            await self._schedules.log_undeclared()
 
     def start_slots(self, tasks: TaskGroup) -> None:
         """Start the slots that run jobs."""
@@ -173,7 +173,7 @@ class Consumer:
 
     def _ring(self) -> None:
         if self.context.circuit is not None:
-            self.context.circuit.look()
+            self.context.circuit.check()
         self._cycle.wake()
 
 

@@ -242,11 +242,11 @@ class Cycle:
         """Process the reply of a successful call."""
         intake = self._intake
         if sent.batch:
-            intake.heed(sent.batch, cycled.codes)
+            intake.apply_results(sent.batch, cycled.codes)
             if sent.now_ms >= self._minute_end:
                 self._note_minute(sent)
         if sent.want:
-            intake.look(cycled, sent)
+            intake.apply_queue_state(cycled, sent)
             intake.deliver(cycled.jobs, sent.token, sent.sent_at)
         self._recovery.on_success()
         self._demand.asked -= sent.want
@@ -259,7 +259,7 @@ class Cycle:
 
     def _end(self, sent: CycleCall) -> None:
         if self._intake.early:
-            self._intake.came(sent.token)
+            self._intake.forget_early_cancels(sent.token)
         self._close(sent)
         self._demand.under_way -= 1
         self._sequences.append(sent.sequence)

@@ -75,7 +75,7 @@ class Watchdog:
         self._warn_after = PATIENCE
         self._culprit: BlockingCall | None = None
 
-    def look(self) -> float:
+    def check(self) -> float:
         """Return for how many seconds the event loop has been blocked, and log long blocks.
 
         Call it often, from one thread.
@@ -102,7 +102,7 @@ class Watchdog:
         culprit, self._culprit = self._culprit, None
         self._warn_after = PATIENCE
         if culprit is not None and asked_at is not None:
-            self._reporter.tell(
+            self._reporter.emit(
                 events.LoopBlocked,
                 duration=monotonic() - asked_at,
                 where=culprit.where,
@@ -116,11 +116,11 @@ def find_culprit(frame: FrameType | None) -> BlockingCall:
     line: FrameType | None = None
     for outer in _outwards(frame):
         if (job := Runner.job_in(outer) or BatchCollector.job_in(outer)) is not None:
-            return BlockingCall(_place(line or innermost), job)
+            return BlockingCall(_location(line or innermost), job)
         # Report the handler's own line rather than the library code that it calls.
         if not _is_ours(outer) and not _is_library(outer):
             line = outer
-    return BlockingCall(_place(innermost), None)
+    return BlockingCall(_location(innermost), None)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -138,7 +138,7 @@ def _is_library(frame: FrameType) -> bool:
     return "site-packages" in name or name.startswith(("<", sys.base_prefix + "/lib"))
 
 
-def _place(frame: FrameType | None) -> str:
+def _location(frame: FrameType | None) -> str:
     if frame is None:
         return "an unknown place"
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
@@ -232,7 +232,7 @@ class Heartbeat:
         self._over.set()
 
     def _tick(self) -> None:
-        blocked = self._watchdog.look()
+        blocked = self._watchdog.check()
         if blocked:
             for pulse in self._pulses:
                 pulse.blocked = max(pulse.blocked, blocked)
@@ -297,7 +297,7 @@ class Heartbeat:
                 self._renew(pulse, runs[first : first + _PIECE], limit)
         except TaskbullError as error:
             self._failed(pulse, node, began)
-            self._tell(pulse.context, events.HeartbeatFailed, count=len(runs), reason=str(error))
+            self._emit(pulse.context, events.HeartbeatFailed, count=len(runs), reason=str(error))
         else:
             self._succeeded(pulse)
             pulse.node = node
@@ -333,7 +333,7 @@ class Heartbeat:
         for run in runs:
             if run.job.id not in lost:
                 run.renewed = began
-        self._tell(
+        self._emit(
             pulse.context,
             events.LocksRenewed,
             count=len(runs) - len(lost),
@@ -369,14 +369,14 @@ class Heartbeat:
             {job_id for (job_id, _), is_held in zip(held, kept, strict=True) if not is_held}
         )
 
-    def _tell(
+    def _emit(
         self,
         context: QueueContext,
         kind: Callable[Concatenate[str, str, P], events.Event],
         *args: P.args,
         **fields: P.kwargs,
     ) -> None:
-        self._post(lambda: context.reporter.tell(kind, *args, **fields))
+        self._post(lambda: context.reporter.emit(kind, *args, **fields))
 
     def _loss(self, pulse: QueueHeartbeat, gone: list[Run]) -> Discard:
         """Return the most likely reason for the lost locks."""

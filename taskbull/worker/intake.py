@@ -175,11 +175,11 @@ class Intake:
         elif may_come:
             self.early[job_id, token] = reason
 
-    def came(self, token: str) -> None:
+    def forget_early_cancels(self, token: str) -> None:
         """Record that all jobs of the call with this token have arrived."""
         self.early = {one: why for one, why in self.early.items() if one[1] != token}
 
-    def heed(
+    def apply_results(
         self, batch: list[Run], codes: Sequence[int], reasons: Sequence[str] = ()
     ) -> ServerRefused | None:
         """Process Redis's answer to each outcome.
@@ -210,7 +210,7 @@ class Intake:
         self._outbox.extend(denied)
         return ServerRefused(reason.partition(" ")[0], reason) if denied else None
 
-    def look(self, cycled: CycleReply, sent: CycleCall) -> None:
+    def apply_queue_state(self, cycled: CycleReply, sent: CycleCall) -> None:
         """Process what the reply says about the queue: dropped ids, memory, limits and due jobs."""
         if cycled.dropped:
             logger.warning(

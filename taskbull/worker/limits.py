@@ -58,9 +58,9 @@ class Circuit:
         """True if no jobs may run."""
         return self._breaker.state is BreakerState.OPEN
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Update the state for the current time. Call it when the alarm goes off."""
-        self._tell(self._breaker.look(self._clock.now()))
+        self._emit(self._breaker.check(self._clock.now()))
         self._set_alarm()  # It may have gone off for another reason.
 
     def allowed(self, wanted: int, asked: int) -> int:
@@ -73,24 +73,24 @@ class Circuit:
 
     def count(self, job_id: str, outcome: Outcome) -> None:
         """Count a job's outcome."""
-        self._tell(self._breaker.ended(job_id, outcome, self._clock.now()))
+        self._emit(self._breaker.ended(job_id, outcome, self._clock.now()))
 
     def _set_alarm(self) -> None:
         if self._breaker.wakes_at is not None:
             self._alarm.set(self._breaker.wakes_at)
 
-    def _tell(self, transition: Transition | None) -> None:
-        tell = self._reporter.tell
+    def _emit(self, transition: Transition | None) -> None:
+        emit = self._reporter.emit
         match transition:
             case None:
                 pass
             case Opened(failures, threshold):
                 self._set_alarm()
-                tell(events.CircuitOpened, failures=failures, threshold=threshold)
+                emit(events.CircuitOpened, failures=failures, threshold=threshold)
             case HalfOpened(duration):
-                tell(events.CircuitHalfOpened, duration=duration)
+                emit(events.CircuitHalfOpened, duration=duration)
             case Closed(test_job_id):
-                tell(events.CircuitClosed, test_job_id=test_job_id)
+                emit(events.CircuitClosed, test_job_id=test_job_id)
 
 
 # Quarantine. Jobs that have stalled start one at a time, so that a job that kills its process takes

@@ -77,7 +77,7 @@ class CancelledParents:
         self._ended: deque[events.Failed] = deque()
         self._news: Event | None = None
 
-    def hear(self, event: events.Failed) -> None:
+    def on_event(self, event: events.Failed) -> None:
         """Queue a failed job if it was cancelled."""
         if event.verdict is Verdict.CANCELLED:
             self._ended.append(event)
@@ -156,7 +156,7 @@ class ScheduleWriter:
             await sleep(delay)
             await self.write()
 
-    async def tell_undeclared(self) -> None:
+    async def log_undeclared(self) -> None:
         """Log the schedules that this app declared before and no longer does.
 
         They are not removed, because a worker of an older version that declares them may be
@@ -219,11 +219,11 @@ class Sweeper:
         due = clock.now()
         while True:
             await self.sweep()
-            self._context.reporter.tell(events.Swept)
+            self._context.reporter.emit(events.Swept)
             due += self._interval
             while due < clock.now():
                 due += self._interval
-                self._context.reporter.tell(events.SweepSkipped)
+                self._context.reporter.emit(events.SweepSkipped)
             await clock.sleep_until(due)
 
     async def sweep(self) -> None:
@@ -239,7 +239,7 @@ class Sweeper:
         with self._logging_refusal():
             found = await context.store.run(steps)
             if found is not None and found.put_back:
-                await self._tell(found)
+                await self._emit(found)
         if found is not None and found.has_leftovers:  # Most queues of an idle worker have none.
             with self._logging_refusal():
                 await self._undo_flows()
@@ -278,13 +278,13 @@ class Sweeper:
                 cut(root.removeprefix(context.keys.base)),
             )
 
-    async def _tell(self, found: Sweep) -> None:
+    async def _emit(self, found: Sweep) -> None:
         context = self._context
         jobs = await context.store.run_all(
             [get_job(context.keys, job_id) for job_id in found.put_back]
         )
-        doomed = set(found.doomed)
+        to_fail = set(found.to_fail)
         for job_id, job in zip(found.put_back, jobs, strict=True):
-            context.reporter.tell(
-                events.Stalled, job=job or Job(id=job_id), doomed=job_id in doomed
+            context.reporter.emit(
+                events.Stalled, job=job or Job(id=job_id), doomed=job_id in to_fail
             )

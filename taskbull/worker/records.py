@@ -59,7 +59,7 @@ class FailedAttempts:
     def __init__(self) -> None:
         self._counted: defaultdict[str, dict[ErrorFingerprint, int]] = defaultdict(dict)
 
-    def hear(self, event: events.Failed | events.Retried) -> None:
+    def on_event(self, event: events.Failed | events.Retried) -> None:
         """Count one failed attempt."""
         failure, counted = event.failure, self._counted[event.queue]
         stack = failure.stack
@@ -370,10 +370,10 @@ class Sampler:
 
     async def _sample(self, context: QueueContext) -> None:
         while True:
-            await self.look(context)
+            await self.refresh(context)
             await sleep(self._period)
 
-    async def look(self, context: QueueContext) -> None:
+    async def refresh(self, context: QueueContext) -> None:
         """Sample a queue once if it is this worker's turn, and record whether Redis answered."""
         queue = context.keys.queue
         reached, sample = True, None

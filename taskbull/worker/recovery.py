@@ -58,7 +58,7 @@ class RecoveryQueries:
     async def settle(self, token: str, ended: Sequence[tuple[str, str]], want: int) -> Settled:
         """Return the effects of a call whose reply was lost, as soon as Redis answers."""
         context = self._context
-        return await self._insist(
+        return await self._retry_until_done(
             lambda: context.store.run(settle_cycle(context.keys, token, ended, want))
         )
 
@@ -66,7 +66,7 @@ class RecoveryQueries:
         """Renew the locks of jobs fetched by a call whose reply was lost, and read some of them."""
         context = self._context
         call = adopt_jobs(context.keys, token, job_ids, taken_ms, self._taking)
-        return await self._insist(partial(context.store.run, call))
+        return await self._retry_until_done(partial(context.store.run, call))
 
     async def renew(self, token: str, jobs: Sequence[Job]) -> tuple[Sequence[Job], float]:
         """Renew the locks of jobs fetched a while ago. Return those still held, and the time.
@@ -80,7 +80,7 @@ class RecoveryQueries:
             renewed = monotonic()
             held = [(job.id, token) for job in jobs]
             call = extend_locks(context.keys, held, self._taking.lock_life_ms)
-            lost = (await self._insist(partial(context.store.run, call))).lost
+            lost = (await self._retry_until_done(partial(context.store.run, call))).lost
             jobs = [job for job in jobs if job.id not in lost]
         if len(jobs) < taken:
             logger.warning(
@@ -113,7 +113,7 @@ class RecoveryQueries:
         wrong = [fault for fault in found if fault is not None]
         return f"WRONGTYPE {', '.join(wrong)}" if wrong else str(error)
 
-    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_until_done(self, ask: Callable[[], Awaitable[T]]) -> T:
         failures = 0
         while True:
             try:
@@ -189,9 +189,9 @@ class Recovery:
             await self._take_in(sent, cycled)
 
     async def _take_in(self, sent: CycleCall, cycled: CycleReply) -> None:
-        denied = self._intake.heed(sent.batch, cycled.codes, cycled.reasons)
+        denied = self._intake.apply_results(sent.batch, cycled.codes, cycled.reasons)
         if sent.want:
-            self._intake.look(cycled, sent)
+            self._intake.apply_queue_state(cycled, sent)
         await self._deliver(cycled.jobs, sent, sent.sent_at)
         self._demand.asked -= sent.want
         if denied is None:
@@ -217,7 +217,7 @@ class Recovery:
     def _recover(self, batch: list[Run], settled: Settled) -> None:
         again: list[Run] = []
         if settled.codes:  # The call was executed.
-            self._intake.heed(batch, settled.codes)
+            self._intake.apply_results(batch, settled.codes)
         else:
             again = [one for one, held in zip(batch, settled.held, strict=True) if held]
             for run, held in zip(batch, settled.held, strict=True):
@@ -225,7 +225,7 @@ class Recovery:
                     self._intake.lose(run, Discard(Loss.EXPIRED))
         self._outbox.put_back(again)
         self._demand.wake()
-        self._context.reporter.tell(
+        self._context.reporter.emit(
             events.Recovered,
             adopted=len(settled.taken),
             settled=sum(code >= 0 for code in settled.codes),

@@ -96,7 +96,7 @@ class JobPort(Protocol):
     """
 
     @property
-    def held_up(self) -> float:
+    def redis_wait_seconds(self) -> float:
         """Seconds that the job had to wait for the storage."""
         ...
 
@@ -121,7 +121,7 @@ class JobPort(Protocol):
     def drop_children(self) -> int: ...
     async def adrop_children(self) -> int: ...
 
-    async def aunclaimed(self, patience: float) -> float:
+    async def arecord_unknown_task(self, patience: float) -> float:
         """Record that this worker cannot run the job.
 
         Return for how many seconds that has been known. When that reaches `patience`, the record is

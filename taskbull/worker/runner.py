@@ -47,7 +47,7 @@ class Runner:
         self._cycle = cycle
         self._lock_life = lock_life
         self._process = os.getpid()
-        place = JobEnvironment(
+        environment = JobEnvironment(
             context.keys.queue,
             context.worker_id,
             lambda run: Writing(run, context),
@@ -55,7 +55,7 @@ class Runner:
             context.clock.wall_ms,
         )
         self._executor = Executor(
-            place,
+            environment,
             resolve,
             threads=context.threads,
             processes=context.processes,
@@ -64,7 +64,7 @@ class Runner:
         )
         self._unattended = ThreadDispatcher(
             context.threads,
-            settle=self._executor.judge.settle,
+            settle=self._executor.decider.settle,
             decided=cycle.decided,
             will_collect=cycle.will_collect,
         )
@@ -168,7 +168,7 @@ class Runner:
             except MaybeExecuted:
                 continue  # Repeating it has no effect.
             except ServerRefused as error:
-                return self._executor.judge.put_off(
+                return self._executor.decider.release_later(
                     job, f"its scheduler's next run was refused: {error}"
                 )
             if advanced.passed_ms is None:

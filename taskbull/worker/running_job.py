@@ -56,11 +56,11 @@ class RunningJob:
     job, or if the attempt is over.
     """
 
-    __slots__ = ("_place", "_run", "job")
+    __slots__ = ("_environment", "_run", "job")
 
-    def __init__(self, run: Run, place: JobEnvironment) -> None:
+    def __init__(self, run: Run, environment: JobEnvironment) -> None:
         self._run = run
-        self._place = place
+        self._environment = environment
         self.job: Job = run.job
         """The job as read when it was fetched."""
 
@@ -85,7 +85,7 @@ class RunningJob:
     @property
     def queue(self) -> str:
         """The name of the job's queue."""
-        return self._place.queue
+        return self._environment.queue
 
     @property
     def attempt(self) -> int:
@@ -120,12 +120,12 @@ class RunningJob:
     @property
     def worker_id(self) -> str:
         """The id of the worker that runs the job."""
-        return self._place.worker_id
+        return self._environment.worker_id
 
     @property
     def resources(self) -> Any:
         """The value that the app's lifespan yields, or None without a lifespan."""
-        return self._place.resources_of(self.job.name)
+        return self._environment.resources_of(self.job.name)
 
     @property
     def lost(self) -> bool:
@@ -136,7 +136,7 @@ class RunningJob:
         """Return the failure if the job has expired, otherwise None."""
         if self.job.options.expires_ms is None:
             return None
-        return expired(self.job, self._place.wall_ms())
+        return expired(self.job, self._environment.wall_ms())
 
     @property
     def cancelled(self) -> bool:
@@ -271,24 +271,24 @@ class RunningJob:
         return await self._port.achild_results(name)
 
     @property
-    def held_up(self) -> float:
+    def redis_wait_seconds(self) -> float:
         """Seconds that the job had to wait for Redis to accept its writes."""
         port = self._run.port
-        return 0.0 if port is None else port.held_up
+        return 0.0 if port is None else port.redis_wait_seconds
 
-    async def aunclaimed(self, patience: float) -> float:
+    async def arecord_unknown_task(self, patience: float) -> float:
         """Record that this worker cannot run the job.
 
         Return for how many seconds that has been known. When that reaches `patience`, the record is
         removed, and the job should fail.
         """
-        return await self._port.aunclaimed(patience)
+        return await self._port.arecord_unknown_task(patience)
 
     @property
     def _port(self) -> JobPort:
         run = self._run
         if run.port is None:
-            run.port = self._place.open_port(run)
+            run.port = self._environment.open_port(run)
         return run.port
 
 
@@ -304,7 +304,7 @@ def clock_ahead_ms(job: RunningJob) -> int:
     """Return how far the expiry clock is ahead of this machine's in ms, or 0 without an expiry."""
     if job.job.options.expires_ms is None:
         return 0
-    wall_ms = job._place.wall_ms  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    wall_ms = job._environment.wall_ms  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return wall_ms() - int(time.time() * 1000)
 
 

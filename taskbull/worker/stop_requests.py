@@ -28,14 +28,14 @@ CLIENT: Final = "taskbull:requests:"
 async def watch_cancel_requests(consumers: Sequence[Consumer]) -> None:
     """Stop cancelled jobs in queues on one server, until cancelled."""
     by_stream = {requests_key(one.context.keys): one for one in consumers}
-    places = dict.fromkeys(by_stream, FIRST)
+    positions = dict.fromkeys(by_stream, FIRST)
     context = consumers[0].context
     name = f"{CLIENT}{context.worker_id}"
     connection = context.store.blocking(next(iter(by_stream)), name)
     try:
         while True:
             try:
-                found = await connection.run(read_requests(places))
+                found = await connection.run(read_requests(positions))
             except ServerRefused as error:
                 logger.warning(
                     "Cannot read cancel requests for queue %s; cancelled jobs stop only at the "
@@ -48,6 +48,6 @@ async def watch_cancel_requests(consumers: Sequence[Consumer]) -> None:
             for stream, requests in found.items():
                 for request in requests:
                     by_stream[stream].stop_job(request)
-                    places[stream] = request.place
+                    positions[stream] = request.position
     finally:
         await connection.close()

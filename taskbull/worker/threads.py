@@ -55,7 +55,7 @@ class ThreadCall(Struct, eq=False):
     context: Context
     waiter: Waiter | None = None
     """The waiter of `run`. A call made by `start` has the next two fields instead."""
-    told: Callable[[ThreadCall], None] | None = None
+    on_done: Callable[[ThreadCall], None] | None = None
     will_collect: Callable[[int], bool] | None = None
     begun: bool = False
     withdrawn: Exception | None = None
@@ -90,10 +90,10 @@ class ThreadPool:
     """
 
     def __init__(
-        self, size: int, told: Callable[[ThreadPool, Context], None] | None = None
+        self, size: int, on_abandoned: Callable[[ThreadPool, Context], None] | None = None
     ) -> None:
         self.size = size
-        self._told = told  # called with the context of each abandoned call
+        self._on_abandoned = on_abandoned  # called with the context of each abandoned call
         self.abandoned = 0
         """Number of threads that run an abandoned function."""
         self._threads = 0
@@ -147,7 +147,7 @@ class ThreadPool:
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...],
-        told: Callable[[ThreadCall], None],
+        on_done: Callable[[ThreadCall], None],
         will_collect: Callable[[int], bool],
     ) -> ThreadCall:
         """Run a function in a thread, in the caller's context, without waiting for it.
@@ -157,7 +157,7 @@ class ThreadPool:
         finished calls. If that returns True, `collect` is about to be called, and the thread does
         not wake the event loop.
         """
-        call = ThreadCall(self, function, args, copy_context(), None, told, will_collect)
+        call = ThreadCall(self, function, args, copy_context(), None, on_done, will_collect)
         self._put(call)
         return call
 
@@ -180,8 +180,8 @@ class ThreadPool:
         if call.begun:
             call.counted = True
             self.abandoned += 1
-            if self._told is not None:
-                self._told(self, call.context)
+            if self._on_abandoned is not None:
+                self._on_abandoned(self, call.context)
 
     def collect(self) -> None:
         """Process the calls that threads have started and finished since the last time."""
@@ -219,7 +219,7 @@ class ThreadPool:
             call.begun = True
             if call.clock is not None:
                 self._begun.append(call)
-                self._tell()
+                self._wake_loop()
             if call.withdrawn is not None:
                 call.error = call.withdrawn
             elif not call.abandoned:
@@ -232,16 +232,16 @@ class ThreadPool:
             # Append before asking, so that the `collect` promised by `will_collect` finds the call.
             self.ended.append(call)
             if call.will_collect is None or not call.will_collect(len(self.ended)):
-                self._tell()
+                self._wake_loop()
             del call
 
-    def _tell(self) -> None:
+    def _wake_loop(self) -> None:
         if not self._posted:
             self._posted = True
             with suppress(RuntimeError):  # The event loop is closed.
-                self._post(self._heed)
+                self._post(self._on_wakeup)
 
-    def _heed(self) -> None:
+    def _on_wakeup(self) -> None:
         self._posted = False
         self.collect()
 
@@ -261,8 +261,8 @@ class ThreadPool:
 
     @staticmethod
     def _end(call: ThreadCall) -> None:
-        if call.told is not None:
-            call.told(call)
+        if call.on_done is not None:
+            call.on_done(call)
         elif call.waiter is not None and not call.waiter.done():
             call.waiter.set_result(None)
 

@@ -236,11 +236,11 @@ class Worker:
         for kind, listener in (on or {}).items():
             self.on(kind, listener)
         self._parents = CancelledParents()
-        self.on(events.Failed, self._parents.hear)
+        self.on(events.Failed, self._parents.on_event)
         self._attempts = FailedAttempts()
         if options.records:
-            self.on(events.Failed, self._attempts.hear)
-            self.on(events.Retried, self._attempts.hear)
+            self.on(events.Failed, self._attempts.on_event)
+            self.on(events.Retried, self._attempts.on_event)
         self._is_running = False  # set before the start, which takes a while
         self._consumers: dict[str, Consumer] = {}  # only while it runs
         self._processes: ProcessPool | None = None  # only while it runs
@@ -301,8 +301,8 @@ class Worker:
         if metrics not in self._metrics:
             self._metrics.append(metrics)
             self._listeners.counters.append(metrics)
-            for kind, hear in metrics.listeners().items():
-                self.on(kind, hear)
+            for kind, on_event in metrics.listeners().items():
+                self.on(kind, on_event)
 
     def circuit_breaker_state(self, queue: str) -> BreakerState | None:
         """Return the state of a queue's circuit breaker, or None if it has none.
@@ -495,11 +495,11 @@ class Worker:
     def _pool_running(self, shutdown: Shutdown) -> AbstractAsyncContextManager[ProcessPool | None]:
         if self.pool is None:
             return nullcontext()
-        return pool_running(self.pool, self.id, self._listeners.tell, shutdown)
+        return pool_running(self.pool, self.id, self._listeners.emit, shutdown)
 
     def _thread_was_abandoned(self, threads: ThreadPool, context: Context) -> None:
         if (job := job_of(context)) is not None:
-            self._listeners.tell(
+            self._listeners.emit(
                 events.ThreadAbandoned(
                     worker_id=self.id,
                     queue=job.queue,

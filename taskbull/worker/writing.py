@@ -27,11 +27,11 @@ from taskbull.core.options import KEEP_LOGS
 from taskbull.core.validation import from_ms, to_ms
 from taskbull.errors import (
     ConnectionLost,
+    JobControl,
     LockLost,
     MaybeExecuted,
     ServerRefused,
     ServerUnavailable,
-    Steering,
     TaskbullError,
 )
 from taskbull.observability.logs import cut, one_line
@@ -91,14 +91,14 @@ class Writing:
         self._waits_since: float | None = None
 
     @property
-    def held_up(self) -> float:
+    def redis_wait_seconds(self) -> float:
         """Seconds that the job had to wait for Redis."""
         since = self._waits_since
         return self._waited + (0.0 if since is None else monotonic() - since)
 
     def caused(self, error: BaseException) -> bool:
         """Return True if Redis caused a task's error. Steering exceptions do not count."""
-        if self._trouble is None or isinstance(error, Steering):
+        if self._trouble is None or isinstance(error, JobControl):
             return False
         return any(one is self._trouble for one in causes(error))
 
@@ -168,7 +168,7 @@ class Writing:
         """Remove the pending children that no worker runs, and return their number."""
         return await self._aask(remove_unprocessed_children(self._context.keys, self._run.job.id))
 
-    async def aunclaimed(self, patience: float) -> float:
+    async def arecord_unknown_task(self, patience: float) -> float:
         """Record that this worker cannot run the job. See `JobPort.aunclaimed`."""
         context = self._context
         now_ms = context.clock.wall_ms()

@@ -220,7 +220,7 @@ def test_what_redis_may_have_forgotten_is_not_sent_again_by_itself(
         shop.enqueue([old])
     assert failed.value.may_be_added
     assert failed.value.spec == [old]
-    shop.enqueue([old.anew()])
+    shop.enqueue([old.without_ticket()])
     assert stored(admin)[1] >= 1
 
 

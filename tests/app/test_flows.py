@@ -343,7 +343,7 @@ def test_a_flow_that_was_not_added_is_added_by_its_spec(
     assert (job.id, job.name) == (same.id, "report")
     assert stored(admin, prefix) == {"report": 1, "count": 5}
     assert stored(admin, prefix, "pages") == {"fetch": 6}
-    [other] = short.enqueue([spec.anew()])
+    [other] = short.enqueue([spec.without_ticket()])
     assert other.id != job.id
     short.close()
 
@@ -405,12 +405,12 @@ class Family:
         return self.top.options(job_id="one").after(below)
 
 
-def pieces_of(app: App, spec: Any, pieces: int) -> Any:
+def pieces_of(app: App, spec: Any, chunks: int) -> Any:
     """Send pieces of a flow, and return its stages, which the producer can continue."""
     store = app.producer.stores.sync_store()
     stages = add_bulk.Flow(app.producer.client("q").adder, spec.branch(), None).send()
     stage = next(stages)
-    for _ in range(pieces):
+    for _ in range(chunks):
         assert isinstance(stage, Separate)
         stage = stages.send(store.run(stage.steps))
     return stages, stage

@@ -109,16 +109,16 @@ def test_what_is_no_lifespan_is_refused(local: App, wrong: Any) -> None:
 
 
 async def test_listeners_hear_what_they_asked_for(app: App) -> None:
-    heard: list[str] = []
+    handle_signals: list[str] = []
     all_heard: list[events.Event] = []
 
     @app.on(events.Completed)
     def completed(event: events.Completed) -> None:
-        heard.append(f"{event.job.name} {event.value}")
+        handle_signals.append(f"{event.job.name} {event.value}")
 
     @app.on(events.Completed)
     def completed_too(event: events.Completed) -> None:
-        heard.append("too")
+        handle_signals.append("too")
 
     app.on(events.Event)(all_heard.append)
 
@@ -129,7 +129,7 @@ async def test_listeners_hear_what_they_asked_for(app: App) -> None:
     with fail_after(LIMIT):
         async with app.worker(worker_id="me").running():
             await (await work.adelay()).aresult()
-    assert heard == ["work 5", "too"]
+    assert handle_signals == ["work 5", "too"]
     assert any(isinstance(event, events.Started) for event in all_heard)
     assert {event.worker_id for event in all_heard} == {"me"}
 

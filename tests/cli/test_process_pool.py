@@ -277,9 +277,9 @@ def test_without_a_supervisor_only_those_long_dead_are_buried() -> None:
     made = App("shop", redis="redis://127.0.0.1:1").worker("q")
     dead = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-    OrphanReaper(made).look()
+    OrphanReaper(made).check()
     assert is_there(dead.pid)
-    OrphanReaper(made, patience=0).look()
+    OrphanReaper(made, patience=0).check()
     assert not is_there(dead.pid)
     dead.wait()
 

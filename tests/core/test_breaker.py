@@ -52,7 +52,7 @@ def opened(half_open_max_attempts: int = 1) -> Breaker:
 
 def half_opened(half_open_max_attempts: int = 1) -> Breaker:
     breaker = opened(half_open_max_attempts)
-    assert breaker.look(30) == HalfOpened(30)
+    assert breaker.check(30) == HalfOpened(30)
     return breaker
 
 
@@ -82,10 +82,10 @@ def test_a_success_resets_the_count() -> None:
 # CB-2, CB-3 (VAL-12 without a worker)
 def test_it_is_half_open_once_its_duration_is_over() -> None:
     breaker = opened()
-    assert breaker.look(29.999) is None
+    assert breaker.check(29.999) is None
     assert breaker.state == "open"
-    assert breaker.look(30) == HalfOpened(duration=30)
-    assert breaker.look(31) is None
+    assert breaker.check(30) == HalfOpened(duration=30)
+    assert breaker.check(31) is None
     assert breaker.state == "half-open"
     assert breaker.wakes_at is None
 
@@ -135,7 +135,7 @@ def test_a_job_that_ran_before_it_opened_says_nothing_later(late: Outcome) -> No
     run(breaker, "x", EXHAUSTED)
     assert breaker.ended("slow", late, 1) is None
     assert breaker.state == "open"
-    breaker.look(30)
+    breaker.check(30)
     assert breaker.ended("slower", late, 31) is None
     assert breaker.state == "half-open"
     assert run(breaker, "t", DONE, 32) == Closed("t")
@@ -158,7 +158,7 @@ def test_what_is_no_result_of_the_task_does_not_count(outcome: Outcome) -> None:
     run(breaker, "a", RETRIED)
     assert run(breaker, "b", outcome) is None
     assert run(breaker, "c", RETRIED) == Opened(2, 2)  # neither counted nor reset
-    breaker.look(30)
+    breaker.check(30)
     assert run(breaker, "t", outcome, 31) is None
     assert breaker.state == "half-open"
     assert breaker.allowed(5) == 1  # another may be tried instead
@@ -185,7 +185,7 @@ class BreakerMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 12))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self.note(self.breaker.look(self.now))
+        self.note(self.breaker.check(self.now))
 
     @rule(wanted=st.integers(0, 5))
     def take(self, wanted: int) -> None:

@@ -100,5 +100,5 @@ def test_a_lone_surrogate_is_no_trouble() -> None:
         ("\\", "\\"),
     ],
 )
-def test_pieces_of_json_are_read_without_the_rest(piece: str, text: str) -> None:
-    assert unescape(piece) == text
+def test_pieces_of_json_are_read_without_the_rest(chunk: str, text: str) -> None:
+    assert unescape(chunk) == text

@@ -23,7 +23,7 @@ from taskbull.core.outcome import (
     SnoozeFor,
     Verdict,
 )
-from taskbull.core.retry import RetryPolicy, attempts_of, decide, doomed
+from taskbull.core.retry import RetryPolicy, attempts_of, decide, failure_before_run
 from taskbull.core.wire.backoff import StoredBackoff
 from taskbull.core.wire.job import decode_job
 from taskbull.core.wire.options import StoredOptions
@@ -297,15 +297,15 @@ def test_decorrelated_jitter_remembers_its_delay_in_the_job() -> None:
 
 def test_a_condemned_job_fails_with_the_text_it_was_condemned_with() -> None:
     condemned = decode_job(b"42", {b"defa": b"job stalled more than allowable limit"})
-    outcome = doomed(condemned)
+    outcome = failure_before_run(condemned)
     assert outcome is not None
     assert outcome.verdict is Verdict.DOOMED
     assert outcome.failure.reason == "job stalled more than allowable limit"
-    assert doomed(job()) is None
+    assert failure_before_run(job()) is None
 
 
 def test_a_job_that_cannot_be_read_fails_permanently() -> None:
-    outcome = doomed(decode_job(b"42", {b"opts": b"{nope"}))
+    outcome = failure_before_run(decode_job(b"42", {b"opts": b"{nope"}))
     assert outcome is not None
     assert outcome.failure.category is Category.PERMANENT
     assert "Cannot read field 'opts' of job '42'" in outcome.failure.reason

@@ -103,7 +103,7 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
         "Its worker is gone. Another worker, if there is one, returns it to the queue within 60 s.",
     ),
     "will_fail": (
-        job(doom="job stalled more than allowable limit"),
+        job(deferred_failure="job stalled more than allowable limit"),
         "The next worker will fail it without running it: job stalled more than allowable limit.",
     ),
     "paused": (
@@ -235,7 +235,7 @@ VARIANTS: list[tuple[JobFacts, str]] = [
         job(
             state=JobState.DELAYED,
             due=NOW + timedelta(seconds=30),
-            unclaimed=(at(minutes=9), at(minutes=1)),
+            unknown_task=(at(minutes=9), at(minutes=1)),
         ),
         (
             "It is delayed until 03:01:00 (in 30 s). Workers without its task send_email have "
@@ -308,7 +308,7 @@ def test_the_jobs_own_state_comes_first_then_its_queue_then_its_place() -> None:
         started=1,
         limited_for=1.0,
     )
-    assert codes(job(busy, doom="x", expires=NOW + timedelta(1), before=3)) == [
+    assert codes(job(busy, deferred_failure="x", expires=NOW + timedelta(1), before=3)) == [
         "will_fail",
         "expires",
         "paused",

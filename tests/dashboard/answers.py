@@ -24,7 +24,7 @@ class Answer:
         self._received = received
         self.gone = anyio.Event()
 
-    async def piece(self) -> bytes | None:
+    async def chunk(self) -> bytes | None:
         """Return the next piece of the answer; None at its end."""
         try:
             message = await self._received.receive()
@@ -33,17 +33,17 @@ class Answer:
         body: bytes = message.get("body", b"")
         return body
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncIterator[bytes]:
         """Return all pieces that are left."""
-        while (piece := await self.piece()) is not None:
-            yield piece
+        while (chunk := await self.chunk()) is not None:
+            yield chunk
 
 
 _HOST_APP = """
 from taskbull.dashboard import Dashboard
 
 dashboard = Dashboard(redis={url!r}, prefix={prefix!r})
-dashboard._board.stream_seconds = {seconds}
+dashboard._dashboard.stream_seconds = {seconds}
 
 async def app(scope, receive, send):
     if scope["type"] == "http":

@@ -360,18 +360,18 @@ async def test_a_form_that_makes_no_sense_is_refused(
 
 
 async def test_a_form_that_does_not_end_is_not_read_to_its_end() -> None:
-    pieces = 0
+    chunks = 0
 
     async def receive() -> dict[str, Any]:
-        nonlocal pieces
-        pieces += 1
+        nonlocal chunks
+        chunks += 1
         return {"type": "http.request", "body": b"y" * 100_000, "more_body": True}
 
     kind = (b"content-type", b"application/x-www-form-urlencoded")
     scope = {"type": "http", "method": "POST", "path": "/act", "headers": [kind]}
     with pytest.raises(Refused, match="longer than"):
         await Request(scope, receive).form()
-    assert pieces == 11
+    assert chunks == 11
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])

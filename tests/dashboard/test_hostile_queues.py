@@ -275,4 +275,4 @@ async def test_a_view_that_is_not_there_leaves_nothing_behind(  # S18
     for number in range(5):
         assert (await visitor.get(f"job?q=none&id={number}")).status_code == 404
         await visitor.get(f"errors?q=none{number}")
-    assert dashboard._board.views._locks == {}
+    assert dashboard._dashboard.views._locks == {}

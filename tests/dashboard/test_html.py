@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskbull.dashboard.components import ago, sparkline
-from taskbull.dashboard.html import Element, a, div, draw, input_, li, p, render, ul, url, visible
+from taskbull.dashboard.html import (
+    Element,
+    a,
+    div,
+    input_,
+    li,
+    p,
+    prerender,
+    render,
+    ul,
+    url,
+    visible,
+)
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -96,25 +108,25 @@ def test_any_name_can_stand_in_an_address(name: str) -> None:
 
 
 def test_what_was_drawn_is_shown_as_it_is_and_as_text_only_once() -> None:
-    row = draw(li("a < b", ago(datetime.now(UTC)), id="x"))
+    row = prerender(li("a < b", ago(datetime.now(UTC)), id="x"))
     assert render(ul(row, row)) == f"<ul>{row.markup * 2}</ul>"
     assert "a &lt; b" in row.markup
     assert "0 s ago" in row.markup
     assert "0 s ago" not in row.timeless
-    assert draw(row) is row
+    assert prerender(row) is row
 
 
 def test_a_sparkline_is_one_path_with_a_line_where_nothing_was() -> None:
-    drawn = render(sparkline([None, 0, 0, 0, 5, 10, 10], "seven"))
-    assert re.findall(r' d="([^"]*)"', drawn) == [
+    rendered = render(sparkline([None, 0, 0, 0, 5, 10, 10], "seven"))
+    assert re.findall(r' d="([^"]*)"', rendered) == [
         "M3 20v-.5h8v.5zM12 20v-10.0h2v10.0zM15 20v-20.0h2v20.0zM18 20v-20.0h2v20.0z"
     ]
 
 
 @pytest.mark.parametrize("words", ["4 min", *HOSTILE])
 def test_the_words_of_a_time_can_be_replaced(words: str) -> None:
-    drawn = draw(p("since ", ago(datetime(2026, 1, 2, tzinfo=UTC)), "."))
-    later = drawn.at(words)
-    assert later.timeless == drawn.timeless
-    assert read(later.markup).tags == read(drawn.markup).tags
+    rendered = prerender(p("since ", ago(datetime(2026, 1, 2, tzinfo=UTC)), "."))
+    later = rendered.at(words)
+    assert later.timeless == rendered.timeless
+    assert read(later.markup).tags == read(rendered.markup).tags
     assert read(later.markup).text == f"since {visible(words)}."

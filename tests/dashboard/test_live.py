@@ -17,17 +17,17 @@ from anyio import CancelScope
 
 from taskbull.dashboard import Dashboard
 from taskbull.dashboard.components import ago
-from taskbull.dashboard.html import Drawn, draw, tr
+from taskbull.dashboard.html import Rendered, prerender, tr
 from taskbull.dashboard.sampler import INTERVAL
 from taskbull.dashboard.state import (
     MOST_STREAMS,
     STREAM_LIMIT,
     STREAM_SECONDS,
     Difference,
-    DrawnRows,
     LiveFrames,
     OpenStreams,
     Parts,
+    RenderedRows,
 )
 from tests.dashboard.answers import Answer, answering, mounted
 from tests.dashboard.conftest import MakeQueue
@@ -50,8 +50,8 @@ class Streaming:
     async def message(self, wanted: Callable[[dict[str, Any]], bool] = bool) -> dict[str, Any]:
         """Wait for a message that has what is wanted."""
         with anyio.fail_after(60):
-            while (piece := await self._answer.piece()) is not None:
-                for line in piece.splitlines():
+            while (chunk := await self._answer.chunk()) is not None:
+                for line in chunk.splitlines():
                     if line.startswith(b"data: "):
                         found: dict[str, Any] = msgspec.json.decode(line[6:])
                         if wanted(found):
@@ -62,7 +62,7 @@ class Streaming:
 @asynccontextmanager
 async def streaming(dashboard: Dashboard, query: str) -> AsyncIterator[Streaming]:
     """Open a stream, as a browser does, for the time of a block, however long it takes."""
-    dashboard._board.stream_seconds = 600.0
+    dashboard._dashboard.stream_seconds = 600.0
     async with answering(dashboard, "/live", query) as answer:
         yield Streaming(answer)
 
@@ -157,7 +157,7 @@ async def test_no_stream_is_left_when_the_server_stops(
         dashboard.close()
         with pytest.raises(AssertionError, match="has ended"):
             await stream.message()
-    assert len(dashboard._board.streams) == 0
+    assert len(dashboard._dashboard.streams) == 0
 
 
 async def test_a_stream_of_nothing_says_so(dashboard: Dashboard) -> None:
@@ -173,17 +173,17 @@ async def test_a_stream_ends_by_itself_and_the_next_one_continues_it(  # V2
 ) -> None:
     emails = make_queue("emails")
     emails.add("send")
-    dashboard._board.stream_seconds = 0.0
+    dashboard._dashboard.stream_seconds = 0.0
     body = SEARCHING  # The page changes again when the search for queues is done.
     while SEARCHING in body:
         async with answering(dashboard, "/live", "page=") as answer:
-            body = b"".join([piece async for piece in answer.pieces()])
+            body = b"".join([chunk async for chunk in answer.chunks()])
     [last_id] = re.findall(rb"^id: (\w+)$", body, re.MULTILINE)
     assert b"queue-emails" in body
     others = (("page=", b"0" * 16, True), ("page=workers", last_id, True), ("page=", last_id, True))
     for query, given, whole in (("page=", last_id, False), *others):  # an id continues one stream
         async with answering(dashboard, "/live", query, last_event_id=given) as answer:
-            body = b"".join([piece async for piece in answer.pieces()])
+            body = b"".join([chunk async for chunk in answer.chunks()])
         assert (b'"elements"' in body) is whole, (query, body)
 
 
@@ -222,9 +222,9 @@ async def test_streams_are_shared_out_among_viewers() -> None:  # S16
 
 async def test_a_hundred_streams_of_one_viewer_are_enough(dashboard: Dashboard) -> None:
     for _ in range(MOST_STREAMS):
-        dashboard._board.streams.add(CancelScope(), ("local", "127.0.0.1"))
+        dashboard._dashboard.streams.add(CancelScope(), ("local", "127.0.0.1"))
     async with answering(dashboard, "/live", "page=") as answer:
-        assert "100 pages are open" in b"".join([p async for p in answer.pieces()]).decode()
+        assert "100 pages are open" in b"".join([p async for p in answer.chunks()]).decode()
 
 
 def test_what_only_grows_older_is_not_sent_again() -> None:
@@ -239,33 +239,33 @@ def test_what_only_grows_older_is_not_sent_again() -> None:
 
 
 async def test_pages_that_show_the_same_are_drawn_once() -> None:
-    frames, drawn = LiveFrames(), 0
+    frames, rendered = LiveFrames(), 0
 
     async def read() -> int:
-        nonlocal drawn
-        drawn += 1
-        return drawn
+        nonlocal rendered
+        rendered += 1
+        return rendered
 
     async with anyio.create_task_group() as tasks:
         for _ in range(5):
             tasks.start_soon(frames.read, 1, "overview", read)
-    assert drawn == 1
+    assert rendered == 1
     assert await frames.read(1, "workers", read) == 2
     assert await frames.read(2, "overview", read) == 3
     assert await frames.read(1, "overview", read) == 3  # who is late sees the later one
 
 
 def test_a_row_is_drawn_anew_when_what_it_shows_is_replaced() -> None:
-    rows, calls = DrawnRows[list[str], str](), list[str]()
+    rows, calls = RenderedRows[list[str], str](), list[str]()
 
-    def row(line: str, known: tuple[str, Drawn] | None) -> Drawn:
+    def row(line: str, known: tuple[str, Rendered] | None) -> Rendered:
         calls.append(line)
-        return known[1] if known and known[0] == line else draw(tr(line))
+        return known[1] if known and known[0] == line else prerender(tr(line))
 
     first, second = ["a"], ["b"]
-    drawn = rows.of({"x": first, "y": second}, "".join, row)
+    rendered = rows.of({"x": first, "y": second}, "".join, row)
     changed = rows.of({"x": first, "y": ["b"]}, "".join, row)
     assert calls == ["a", "b", "b"]
-    assert changed["y"] is drawn["y"]
+    assert changed["y"] is rendered["y"]
     changed = rows.of({"x": first, "y": ["c"]}, "".join, row)
-    assert [drawn.markup for drawn in changed.values()] == ["<tr>a</tr>", "<tr>c</tr>"]
+    assert [rendered.markup for rendered in changed.values()] == ["<tr>a</tr>", "<tr>c</tr>"]

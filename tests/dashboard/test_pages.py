@@ -308,11 +308,11 @@ async def test_while_redis_is_away_the_last_sample_stays_and_then_goes_on(
         queue.add("send")
         server = Server(process.url, prefix=prefix, call_timeout=1.5)
         dashboard = Dashboard(redis=process.url, prefix=prefix)
-        dashboard._server = dashboard._board.sampler._server = server
+        dashboard._server = dashboard._dashboard.sampler._server = server
         visitor = Visitor(dashboard)
         assert "as of" not in texts((await visitor.get("")).text)
         process.pause()
-        dashboard._board.forget_views("emails")
+        dashboard._dashboard.forget_views("emails")
         shown = texts((await visitor.get("")).text)
         assert "as of" in shown
         assert "emails" in shown
@@ -320,7 +320,7 @@ async def test_while_redis_is_away_the_last_sample_stays_and_then_goes_on(
         assert away.status_code == 503
         assert "Redis is unavailable" in away.text
         process.resume()
-        dashboard._board.forget_views("emails")
+        dashboard._dashboard.forget_views("emails")
         assert "as of" not in texts((await visitor.get("")).text)
 
 

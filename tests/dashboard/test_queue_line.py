@@ -7,7 +7,7 @@ from typing import Any
 
 from taskbull.core.queue_health import QueueFacts
 from taskbull.core.states import JobState
-from taskbull.dashboard.html import Drawn
+from taskbull.dashboard.html import Rendered
 from taskbull.dashboard.queue_line import draw_line, line_of
 from taskbull.dashboard.sampler import QueueState
 from taskbull.monitor.browse import QueueSample
@@ -17,13 +17,13 @@ from tests.dashboard.test_html import read
 def test_a_line_that_says_the_same_is_drawn_anew_only_in_its_time() -> None:
     state = state_of(waiting_since=datetime.now(UTC) - timedelta(minutes=5))
     line = line_of(state)
-    drawn = draw_line(line, None)
-    later = draw_line(line_of(state), (line, Drawn("", drawn.timeless)))
-    assert later.timeless is drawn.timeless
+    rendered = draw_line(line, None)
+    later = draw_line(line_of(state), (line, Rendered("", rendered.timeless)))
+    assert later.timeless is rendered.timeless
     assert ">5 min" in later.markup
-    assert read(later.markup).tags == read(drawn.markup).tags
+    assert read(later.markup).tags == read(rendered.markup).tags
     other = line_of(state_of(waiting_since=None))
-    assert "<time" not in draw_line(other, (line, drawn)).markup
+    assert "<time" not in draw_line(other, (line, rendered)).markup
 
 
 def state_of(waiting_since: datetime | None) -> QueueState:

@@ -63,9 +63,9 @@ class Searching:
         """Read on until some words are there."""
         with anyio.fail_after(60):
             while words not in texts(self.page):
-                piece = await self._answer.piece()
-                assert piece is not None, texts(self.page)
-                self.page += piece.decode()
+                chunk = await self._answer.chunk()
+                assert chunk is not None, texts(self.page)
+                self.page += chunk.decode()
 
 
 @asynccontextmanager
@@ -82,7 +82,7 @@ async def test_jobs_are_shown_when_they_are_found(
         [("send", {"to": "ann" if number in {50, 250} else number}) for number in range(299)]
     )
     turnstile: Any = Turnstile()
-    dashboard._board.pace = turnstile
+    dashboard._dashboard.throttle = turnstile
     async with searching(dashboard, text="ann", q="emails", state="waiting") as search:
         turnstile.turn()
         await search.until('51 emails … waiting send 0 s ago { "to": "ann" }')
@@ -99,7 +99,7 @@ async def test_jobs_are_shown_when_they_are_found(
 async def test_a_search_ends_with_its_browser(dashboard: Dashboard, make_queue: MakeQueue) -> None:
     make_queue("emails").add_bulk([("send", {"to": "ann"})] * 300)
     turnstile: Any = Turnstile()
-    dashboard._board.pace = turnstile
+    dashboard._dashboard.throttle = turnstile
     async with searching(dashboard, text="ann", q="emails", state="waiting") as search:
         turnstile.turn()
         await search.until("emails … waiting send")

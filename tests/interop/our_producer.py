@@ -15,7 +15,7 @@ from taskbull.core.options import Dedup, JobOptions, Keep
 from taskbull.core.wire.new_job import EncodedJob, ParentLink, encode_job
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.scripts.add import CallSequence, Result, add_jobs
-from taskbull.scripts.flow import FlowNode, FlowPiece, FlowRefused, add_flow
+from taskbull.scripts.flow import FlowChunk, FlowNode, FlowRefused, add_flow
 from tests.interop.actor import Options
 from tests.interop.node import UNDEFINED, Refused
 from tests.interop.runner import Runner
@@ -58,7 +58,7 @@ class OurProducer:
         self._sequence.calls += 1
         self._sequence.mark = ""
         try:
-            self._store.run(add_flow(nodes[0], FlowPiece(nodes), now_ms, self._sequence))
+            self._store.run(add_flow(nodes[0], FlowChunk(nodes), now_ms, self._sequence))
         except FlowRefused as error:
             raise Refused(str(error), int(error.result)) from error
 

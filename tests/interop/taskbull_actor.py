@@ -190,11 +190,11 @@ class TaskbullActor(NodeActor):
     def retry_jobs(self, **opts: Any) -> None:
         until_ms = opts.get("timestamp", self.now)
         state = opts.get("state", "failed")
-        piece = opts.get("count", change.CHANGE_CHUNK)
-        self.go(change.retry_jobs(self.keys, until_ms, state, piece=piece))
+        chunk = opts.get("count", change.CHANGE_CHUNK)
+        self.go(change.retry_jobs(self.keys, until_ms, state, chunk=chunk))
 
     def promote_jobs(self, **opts: Any) -> None:
-        self.go(change.promote_jobs(self.keys, piece=opts.get("count", change.CHANGE_CHUNK)))
+        self.go(change.promote_jobs(self.keys, chunk=opts.get("count", change.CHANGE_CHUNK)))
 
     def set_concurrency(self, limit: int | None) -> None:
         self.run(change.set_global_concurrency(self.keys, limit))

@@ -190,10 +190,10 @@ async def test_a_bulk_is_one_span_that_all_its_jobs_carry(
 async def test_a_flow_is_one_span_that_all_its_jobs_carry(
     bed: WorkerBed,
     spans: InMemorySpanExporter,
-    piece: int,
+    chunk: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(flow, "PIECE", piece)
+    monkeypatch.setattr(flow, "PIECE", chunk)
     app = app_at(bed.url, bed.prefix)
     finish, go_on = app.tasks["finish"], app.tasks["go_on"]
     children = [finish.options(job_id=f"child-{number}").job("x") for number in range(4)]

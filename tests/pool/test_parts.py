@@ -77,8 +77,8 @@ class Wire:
         self.far.close()
         self.near.socket.close()
 
-    def receive(self, piece: bytes) -> list[ToWorker]:
-        self.far.sendall(piece)
+    def receive(self, chunk: bytes) -> list[ToWorker]:
+        self.far.sendall(chunk)
         return list(self.near.receive())
 
 

@@ -183,5 +183,5 @@ async def test_a_clone_whose_reply_was_lost_says_so_if_its_number_was_used(
     with pytest.raises(EnqueueError, match="a clone of this process") as again:
         await original.add_bulk(failed.value.spec)
     assert again.value.may_be_added
-    await original.add_bulk([job.anew() for job in again.value.spec])
+    await original.add_bulk([job.without_ticket() for job in again.value.spec])
     assert added(admin, prefix) == {"first": 1, "second": 1, "third": 1, "fourth": 1}

@@ -34,7 +34,7 @@ SAMPLES = calls(
     [
         cycle_calls.extend_locks(QUEUE, [(JOB, "token")], 1),
         cycle_calls.extend_lock(QUEUE, JOB, "token", 1),
-        cycle_calls.sweep_piece(QUEUE, 1, 2, 3),
+        cycle_calls.sweep_chunk(QUEUE, 1, 2, 3),
         change.cancel_job(QUEUE, JOB, "cancelled: x", 1),
         change.cancel_children(QUEUE, JOB, change.Pending(), 1),
         settle_cycle(QUEUE, "token", [(JOB, "token")], 1),

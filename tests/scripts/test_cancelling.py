@@ -43,7 +43,7 @@ from taskbull.scripts.cycle import (
     cycle,
     extend_locks,
     pack_outcome,
-    sweep_piece,
+    sweep_chunk,
 )
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
@@ -137,8 +137,8 @@ def test_the_worker_of_a_running_job_is_told(bed: Bed) -> None:
     stream = requests_key(bed.queue)
     assert 0 < bed.admin.pttl(stream) <= 3_600_000
     [request] = bed.run(read_requests({stream: "0-0"}, block=1.0))[stream]
-    assert request == StopRequest(request.place, "it", OURS, WHY)
-    assert bed.run(read_requests({stream: request.place}, block=0.001)) == {}
+    assert request == StopRequest(request.position, "it", OURS, WHY)
+    assert bed.run(read_requests({stream: request.position}, block=0.001)) == {}
 
 
 def test_the_first_reason_stands_and_the_worker_is_told_again(bed: Bed) -> None:
@@ -398,8 +398,8 @@ def test_a_sweep_keeps_the_reason_of_a_cancelled_job(bed: Bed) -> None:
         bed.job(job_id, "active", ats=1, stc=5)
     bed.admin.sadd(bed.queue.stalled, "it", "other")
     stop(bed, "it")
-    swept = bed.run(sweep_piece(bed.queue, NOW, 1_000, 1))
-    assert sorted(swept.doomed) == ["it", "other"]
+    swept = bed.run(sweep_chunk(bed.queue, NOW, 1_000, 1))
+    assert sorted(swept.to_fail) == ["it", "other"]
     assert ended(bed, "it") == {"defa": WHY}
     assert ended(bed, "other") == {"defa": "job stalled more than allowable limit"}
 
@@ -408,7 +408,7 @@ def test_a_sweep_dooms_a_cancelled_job_that_has_stalled_once(bed: Bed) -> None:
     bed.job("it", "active", ats=1)
     bed.admin.sadd(bed.queue.stalled, "it")
     stop(bed, "it")
-    assert bed.run(sweep_piece(bed.queue, NOW, 1_000, 3)).doomed == ["it"]
+    assert bed.run(sweep_chunk(bed.queue, NOW, 1_000, 3)).to_fail == ["it"]
     [job] = bed.run(cycle(bed.queue, NOW, [], 1, OURS, TAKING)).jobs
     assert job.deferred_failure == WHY
 
@@ -485,7 +485,7 @@ def test_children_that_have_not_started_are_cancelled_with_their_parent(
     bed: Bed, opts: str
 ) -> None:
     _flow(bed, opts=opts)
-    assert stop(bed, "top", piece=1) is Cancelled.BEFORE_START
+    assert stop(bed, "top", chunk=1) is Cancelled.BEFORE_START
     key = bed.queue.job("top")
     reasons = {name: ended(bed, name) for name in ("in-wait", "in-prioritized", "in-delayed")}
     wanted = {"failedReason": f"{PARENT}{key}", "finishedOn": str(NOW)}
@@ -625,7 +625,7 @@ def test_a_running_parent_that_ends_as_cancelled_leaves_its_children_to_be_cance
 def test_children_whose_cancelling_was_cut_off_are_found_by_a_sweep(bed: Bed, steps: int) -> None:
     _running_parent(bed)
     _end(bed, CANCELLED)
-    operation = cancel_all_children(bed.queue, "it", NOW + 2, piece=1)
+    operation = cancel_all_children(bed.queue, "it", NOW + 2, chunk=1)
     request = next(operation)
     for _ in range(steps):
         request = operation.send(bed.run(request))

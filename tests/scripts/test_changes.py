@@ -78,12 +78,12 @@ def test_an_id_without_a_job_is_not_promoted_but_dropped(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 3, 250])
-def test_all_delayed_jobs_are_promoted(bed: Bed, piece: int) -> None:
+def test_all_delayed_jobs_are_promoted(bed: Bed, chunk: int) -> None:
     for n in range(7):
         bed.job(str(n), "delayed", score=NOW - n, delay=5, priority=n)
     bed.put("ghost", "delayed")
     before = bed.state()
-    assert bed.go(change.promote_jobs(bed.queue, piece=piece)) == 7
+    assert bed.go(change.promote_jobs(bed.queue, chunk=chunk)) == 7
     assert bed.state() == {
         **without(before, "delayed"),
         "wait": ["0", "1", "2", "3", "4", "5", "6"],
@@ -102,7 +102,7 @@ def test_promoting_ends_although_others_go_on_adding(bed: Bed) -> None:
         for job_id in itertools.islice(names, 3):
             bed.job(job_id, "delayed", score=NOW + 1)
 
-    assert bed.go(change.promote_jobs(bed.queue, piece=2), others) == 10
+    assert bed.go(change.promote_jobs(bed.queue, chunk=2), others) == 10
 
 
 @pytest.mark.parametrize("operation", ["promote", "retry"])
@@ -294,12 +294,12 @@ def test_a_parent_that_did_not_note_the_end_stays_as_it_is(bed: Bed, all_of_them
 
 
 @pytest.mark.parametrize("piece", [1, 3, 250])
-def test_all_jobs_that_ended_by_then_are_retried(bed: Bed, piece: int) -> None:
+def test_all_jobs_that_ended_by_then_are_retried(bed: Bed, chunk: int) -> None:
     for n in range(7):
         bed.job(str(n), "failed", score=NOW - n, failedReason="x", finishedOn=NOW, priority=n)
     bed.job("later", "failed", score=NOW + 1)
     bed.put("ghost", "failed", score=1)
-    assert bed.go(change.retry_jobs(bed.queue, NOW, piece=piece)) == 7
+    assert bed.go(change.retry_jobs(bed.queue, NOW, chunk=chunk)) == 7
     after = bed.state()
     assert after["wait"] == ["0", "1", "2", "3", "4", "5", "6"]
     assert after["failed"] == {"later": NOW + 1}

@@ -21,10 +21,10 @@ def seed(bed: Bed, count: int, *, in_order: bool) -> None:
         bed.hset("parent", {"tbch": order})
 
 
-def read(bed: Bed, piece: int = 100) -> tuple[int, list[bytes]]:
+def read(bed: Bed, chunk: int = 100) -> tuple[int, list[bytes]]:
     """Give how many calls it takes to read the results of all children, and these."""
     calls: list[None] = []
-    steps = get_results(bed.queue, "parent", "n", piece=piece)
+    steps = get_results(bed.queue, "parent", "n", chunk=chunk)
     results = bed.go(steps, lambda: calls.append(None))
     return len(calls), results
 

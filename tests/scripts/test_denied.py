@@ -581,7 +581,7 @@ OPERATIONS = {
     "undo a flow": Operation(
         "undo_flow",
         broken_off,
-        lambda bed, _: (bed.go(undo_flows(bed.queue, NOW, piece=3)), None)[1],
+        lambda bed, _: (bed.go(undo_flows(bed.queue, NOW, chunk=3)), None)[1],
         waiting_children=["top"],
         wait=["old"],
     ),

@@ -16,8 +16,8 @@ from taskbull.core.wire.new_job import EncodedJob, ParentLink, encode_job
 from taskbull.scripts.add import Added, CallSequence, Result
 from taskbull.scripts.flow import (
     ADD_FLOW,
+    FlowChunk,
     FlowNode,
-    FlowPiece,
     FlowRefused,
     Waits,
     add_flow,
@@ -46,9 +46,9 @@ def node(
     return FlowNode(queue, encoded(job_id, parent, **options), waits)
 
 
-def add(bed: Bed, nodes: Sequence[FlowNode], call: int = 1, **piece: Any) -> list[Added]:
+def add(bed: Bed, nodes: Sequence[FlowNode], call: int = 1, **chunk: Any) -> list[Added]:
     sequence, root = CallSequence("p", 0, call), node(bed.queue, "top")
-    return bed.run(add_flow(root, FlowPiece(nodes, **piece), NOW, sequence))
+    return bed.run(add_flow(root, FlowChunk(nodes, **chunk), NOW, sequence))
 
 
 def tree(bed: Bed, waits: Waits = Waits.FOR_THESE) -> list[FlowNode]:
@@ -59,7 +59,7 @@ def tree(bed: Bed, waits: Waits = Waits.FOR_THESE) -> list[FlowNode]:
 
 def test_a_call_is_what_the_header_says(bed: Bed) -> None:
     nodes = tree(bed)
-    call = add_flow(nodes[0], FlowPiece(nodes), NOW, CallSequence("p", 2, 3))
+    call = add_flow(nodes[0], FlowChunk(nodes), NOW, CallSequence("p", 2, 3))
     assert call.keys == (bed.queue.private("add", "p", "2"), bed.queue.private("flows"))
     assert len(call.keys) == len(ADD_FLOW.keys)
     assert len(call.args) == len(ADD_FLOW.args) + 3
@@ -155,7 +155,7 @@ def broken_off(bed: Bed, children: int, deadline_ms: int = NOW - 1) -> None:
 def test_a_flow_that_was_broken_off_is_undone_in_pieces(bed: Bed) -> None:
     broken_off(bed, 7)
     bed.job("other")
-    assert bed.go(undo_flows(bed.queue, NOW, piece=3)) == [bed.queue.job("top")]
+    assert bed.go(undo_flows(bed.queue, NOW, chunk=3)) == [bed.queue.job("top")]
     state = without(bed.state(events=False), "id", "meta", "marker", "tb:add:p:0")
     assert set(state) == {"wait", "other"}
     assert state["wait"] == ["other"]
@@ -203,7 +203,7 @@ def test_a_root_that_waited_before_keeps_its_older_children(bed: Bed) -> None:
     before = bed.state(events=False)
     top = node(bed.queue, "top", waits=Waits.FOR_MORE)
     broken_off_over(bed, *(node(bed.queue, f"new{n}", top) for n in range(5)), top=top)
-    assert bed.go(undo_flows(bed.queue, NOW, piece=2)) == [bed.queue.job("top")]
+    assert bed.go(undo_flows(bed.queue, NOW, chunk=2)) == [bed.queue.job("top")]
     volatile = ("id", "marker", "tb:add:p:0")
     assert without(bed.state(events=False), *volatile) == without(before, *volatile)
 
@@ -241,7 +241,7 @@ def test_a_parent_that_an_undone_flow_has_adopted_waits_as_before(bed: Bed, wait
     middle = node(bed.queue, "middle", top, waits=waits)
     children = [node(bed.queue, f"new{n}", middle) for n in range(3)]
     broken_off_over(bed, middle, *children, top=top)
-    assert bed.go(undo_flows(bed.queue, NOW, piece=2)) == [bed.queue.job("top")]
+    assert bed.go(undo_flows(bed.queue, NOW, chunk=2)) == [bed.queue.job("top")]
     state = without(bed.state(events=False), "id", "meta", "marker", "tb:add:p:0")
     assert set(state) == {"wait", "middle", "middle:dependencies", "old", "waiting-children"}
     assert state["middle:dependencies"] == {bed.queue.job("old")}

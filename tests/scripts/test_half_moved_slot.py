@@ -25,7 +25,7 @@ from taskbull.scripts import cycle as cycle_calls
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Request, Steps
 from taskbull.scripts.cycle import FetchOptions, adopt_jobs, cycle, pack_outcome, settle_cycle
-from taskbull.scripts.flow import FlowPiece, Waits, add_flow, undo_flows
+from taskbull.scripts.flow import FlowChunk, Waits, add_flow, undo_flows
 from taskbull.scripts.read import get_results
 from taskbull.store.address import parse
 from taskbull.store.sync_store import SyncStore
@@ -74,7 +74,7 @@ def add(queue: QueueKeys) -> Request[Any]:
 def add_tree(queue: QueueKeys) -> Any:
     top = flow.node(queue, "root", waits=Waits.FOR_THESE)
     nodes = [top, flow.node(queue, "leaf", top), flow.node(queue, "w1", top)]
-    return add_flow(top, FlowPiece(nodes), NOW, CallSequence("p", 0, 2))
+    return add_flow(top, FlowChunk(nodes), NOW, CallSequence("p", 0, 2))
 
 
 SCHEDULE = encode_schedule(Every(1), NewJob("n"), NOW)

@@ -9,7 +9,7 @@ import redis
 
 from taskbull.core.outcome import Complete, Fail, Release, RetryAfter, Verdict
 from taskbull.core.wire.job import decode_job
-from taskbull.scripts.cycle import FetchOptions, cycle, extend_locks, sweep_piece
+from taskbull.scripts.cycle import FetchOptions, cycle, extend_locks, sweep_chunk
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
@@ -253,7 +253,7 @@ def test_the_suspects_of_a_sweep_that_nobody_ends_expire(bed: Bed) -> None:  # F
     for number in range(3):
         bed.job(str(number), "active")
     bed.admin.sadd(bed.queue.stalled, "0", "1", "2")
-    bed.run(sweep_piece(bed.queue, NOW, 30_000, 1, size=1))
+    bed.run(sweep_chunk(bed.queue, NOW, 30_000, 1, size=1))
     assert 0 < int(bed.admin.pttl(bed.queue.private("suspects"))) <= 3_600_000
 
 
@@ -268,7 +268,7 @@ def test_marks_that_are_no_set_keep_no_job_from_being_rescued(  # relative of F2
     assert bed.run(extend_locks(bed.queue, [("held", "t:0")], 9_000)).lost == set()
     for _ in range(2):
         bed.admin.delete(bed.queue.stalled_check)
-        swept = bed.run(sweep_piece(bed.queue, NOW, 1_000, 1))
+        swept = bed.run(sweep_chunk(bed.queue, NOW, 1_000, 1))
     assert swept.put_back == ["orphan"]
 
 

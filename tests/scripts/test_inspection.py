@@ -37,7 +37,7 @@ def nothing_is_changed(bed: Bed) -> Iterator[None]:
 
 
 def ids(bed: Bed, state: JobState, start: int, stop: int, *, up: bool, page: int) -> list[str]:
-    steps = browse.get_jobs(bed.queue, state, start, stop, ascending=up, piece=page)
+    steps = browse.get_jobs(bed.queue, state, start, stop, ascending=up, chunk=page)
     return [job.id for job in bed.go(steps)]
 
 

@@ -176,9 +176,9 @@ def test_children_are_counted_with_a_job(bed: Bed) -> None:
 
 def long_list(bed: Bed, jobs: int) -> None:
     """Fill `wait` with ids whose timestamps grow; the middle has its jobs."""
-    piece = 10_000
-    for start in range(0, jobs, piece):
-        bed.admin.lpush(bed.queue.wait, *range(start, start + piece))
+    chunk = 10_000
+    for start in range(0, jobs, chunk):
+        bed.admin.lpush(bed.queue.wait, *range(start, start + chunk))
     pipe = bed.admin.pipeline(transaction=False)
     for number in range(jobs):
         pipe.hset(bed.queue.job(str(number)), "timestamp", NOW + number // 3)

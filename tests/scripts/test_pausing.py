@@ -93,7 +93,7 @@ def test_both_lists_are_joined_in_pieces(
     wait_for_turn(bed, "wait", *newer)
     wait_for_turn(bed, "paused", *older)
     bed.hset("meta", {"paused": 1})
-    steps = operation(bed.queue, piece=7)
+    steps = operation(bed.queue, chunk=7)
 
     def look() -> None:
         state = bed.state()
@@ -110,7 +110,7 @@ def test_more_jobs_are_joined_than_a_command_of_a_script_can_have(bed: Bed) -> N
     newer, older = [f"n{n}" for n in range(9_000)], [f"o{n}" for n in range(21_000)]
     bed.admin.rpush(bed.queue.wait, *newer)
     bed.admin.rpush(bed.queue.paused, *older)
-    bed.go(resume(bed.queue, piece=15_000))
+    bed.go(resume(bed.queue, chunk=15_000))
     assert bed.state()["wait"] == [*newer, *older]
 
 

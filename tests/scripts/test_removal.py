@@ -225,7 +225,7 @@ def test_draining_removes_what_waits(bed: Bed) -> None:
 
 @pytest.mark.parametrize("piece", [1, 3, 100])
 @pytest.mark.parametrize("state", ["wait", "prioritized", "delayed"])
-def test_draining_spares_the_next_runs_of_schedulers(bed: Bed, state: str, piece: int) -> None:
+def test_draining_spares_the_next_runs_of_schedulers(bed: Bed, state: str, chunk: int) -> None:
     spared = []
     for n in range(12):
         bed.job(f"job-{n}", state, score=NOW + n)
@@ -233,7 +233,7 @@ def test_draining_spares_the_next_runs_of_schedulers(bed: Bed, state: str, piece
             spared.append(bed.job(f"repeat:s{n}:{NOW + n}", state, score=NOW + n, rjk=f"s{n}"))
             bed.admin.zadd(bed.queue.repeat, {f"s{n}": NOW + n})
             bed.job(f"repeat:s{n}:{NOW - n}", state, score=NOW + n, rjk=f"s{n}")
-    assert bed.go(removal.drain(bed.queue, delayed=True, piece=piece)) == 15
+    assert bed.go(removal.drain(bed.queue, delayed=True, chunk=chunk)) == 15
     left = bed.state()
     assert set(left[state]) == set(spared)
     assert left.keys() == {state, "repeat", *spared}
@@ -304,10 +304,10 @@ def aged(bed: Bed, state: JobState, job_id: str, age: int) -> None:
 
 @pytest.mark.parametrize("piece", [1, 2, 100])
 @pytest.mark.parametrize("state", AGED)
-def test_old_jobs_are_cleaned(bed: Bed, state: JobState, piece: int) -> None:
+def test_old_jobs_are_cleaned(bed: Bed, state: JobState, chunk: int) -> None:
     for job_id, age in (("1", 50), ("2", 10), ("3", 100), ("4", 9), ("5", 51), ("6", 50)):
         aged(bed, state, job_id, age)
-    cleaned = bed.go(removal.clean(bed.queue, state, NOW - 50, piece=piece))
+    cleaned = bed.go(removal.clean(bed.queue, state, NOW - 50, chunk=chunk))
     assert set(cleaned) == {"1", "3", "5", "6"}
     left = bed.state()
     assert set(left[AGED[state][0]]) == {"2", "4"}
@@ -317,11 +317,11 @@ def test_old_jobs_are_cleaned(bed: Bed, state: JobState, piece: int) -> None:
 
 @pytest.mark.parametrize("piece", [1, 2, 100])
 @pytest.mark.parametrize("state", AGED)
-def test_no_more_are_cleaned_than_asked_for(bed: Bed, state: JobState, piece: int) -> None:
+def test_no_more_are_cleaned_than_asked_for(bed: Bed, state: JobState, chunk: int) -> None:
     for n in range(8):
         aged(bed, state, f"young-{n}", 0)
         aged(bed, state, f"old-{n}", 100)
-    cleaned = bed.go(removal.clean(bed.queue, state, NOW - 50, limit=5, piece=piece))
+    cleaned = bed.go(removal.clean(bed.queue, state, NOW - 50, limit=5, chunk=chunk))
     assert len(cleaned) == 5
     assert all(job_id.startswith("old") for job_id in cleaned)
     left = bed.state()
@@ -378,10 +378,10 @@ def crowded(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 100])
-def test_nothing_is_left_of_a_queue(bed: Bed, piece: int) -> None:
+def test_nothing_is_left_of_a_queue(bed: Bed, chunk: int) -> None:
     crowded(bed)
     bed.admin.set(f"{bed.prefix}:q2:id", 1)
-    bed.go(removal.obliterate(bed.queue, force=True, piece=piece))
+    bed.go(removal.obliterate(bed.queue, force=True, chunk=chunk))
     assert bed.state() == {f"{bed.prefix}:q2:id": "1"}
 
 

@@ -84,7 +84,7 @@ def test_a_long_list_is_searched_in_pieces(bed: Bed) -> None:
     seed(bed, [{}] * 40)
     mine = take(bed, 3, "me:1").jobs
     take(bed, 37, "another:1")
-    settled = bed.go(settle_cycle(bed.queue, "me:1", [], 50, piece=8))
+    settled = bed.go(settle_cycle(bed.queue, "me:1", [], 50, chunk=8))
     assert sorted(settled.taken) == sorted(job.id for job in mine)
 
 

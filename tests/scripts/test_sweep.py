@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from taskbull.scripts.call import Steps
-from taskbull.scripts.cycle import Sweep, sweep_piece, sweep_stalled
+from taskbull.scripts.cycle import Sweep, sweep_chunk, sweep_stalled
 from tests.scripts.bed import NOW, Bed
 
 INTERVAL = 30_000
 DOOM = "job stalled more than allowable limit"
 
 
-def sweep(bed: Bed, *, max_stalls: int = 1, piece: int = 250) -> Steps[Sweep | None]:
-    return sweep_stalled(bed.queue, NOW, interval_ms=INTERVAL, max_stalls=max_stalls, piece=piece)
+def sweep(bed: Bed, *, max_stalls: int = 1, chunk: int = 250) -> Steps[Sweep | None]:
+    return sweep_stalled(bed.queue, NOW, interval_ms=INTERVAL, max_stalls=max_stalls, chunk=chunk)
 
 
-def sweep_again(bed: Bed, *, max_stalls: int = 1, piece: int = 250) -> Sweep:
+def sweep_again(bed: Bed, *, max_stalls: int = 1, chunk: int = 250) -> Sweep:
     bed.admin.delete(bed.queue.stalled_check)
-    swept = bed.go(sweep(bed, max_stalls=max_stalls, piece=piece))
+    swept = bed.go(sweep(bed, max_stalls=max_stalls, chunk=chunk))
     assert swept is not None
     return swept
 
@@ -88,7 +88,7 @@ def test_the_run_of_a_scheduler_fails_only_if_that_is_gone(bed: Bed, lives: bool
     marked(bed, 1, stc=5, rjk="daily")
     if lives:
         bed.admin.zadd(bed.queue.repeat, {"daily": NOW})
-    assert sweep_again(bed).doomed == ([] if lives else ["1"])
+    assert sweep_again(bed).to_fail == ([] if lives else ["1"])
 
 
 def test_what_is_no_job_is_dropped(bed: Bed) -> None:
@@ -143,7 +143,7 @@ def test_a_slot_that_a_dead_worker_held_is_free_again(bed: Bed) -> None:
 @pytest.mark.parametrize("dead", [1, 2, 3, 1000])
 def test_many_jobs_are_swept_in_pieces(bed: Bed, dead: int) -> None:
     marked(bed, 333, dead=dead)
-    swept = sweep_again(bed, piece=20)
+    swept = sweep_again(bed, chunk=20)
     gone = {str(n) for n in range(dead, 334, dead)}
     state = bed.state()
     assert set(swept.put_back) == gone
@@ -158,7 +158,7 @@ def test_many_jobs_are_swept_in_pieces(bed: Bed, dead: int) -> None:
 def test_a_sweep_looks_at_all_although_jobs_end_meanwhile(bed: Bed) -> None:
     marked(bed, 300, dead=1000)
     bed.admin.delete(bed.queue.stalled, bed.queue.stalled_check)
-    steps = sweep(bed, piece=40)
+    steps = sweep(bed, chunk=40)
 
     def others() -> None:
         bed.admin.rpop(bed.queue.active, 3)  # the oldest end
@@ -172,9 +172,9 @@ def test_a_sweep_looks_at_all_although_jobs_end_meanwhile(bed: Bed) -> None:
 def test_the_suspects_of_a_sweep_that_broke_off_are_taken_up(bed: Bed) -> None:
     marked(bed, 100)
     bed.admin.delete(bed.queue.stalled_check)
-    swept = bed.run(sweep_piece(bed.queue, NOW, INTERVAL, 1, size=30))
+    swept = bed.run(sweep_chunk(bed.queue, NOW, INTERVAL, 1, size=30))
     assert len(swept.put_back) == 30
-    rest = sweep_again(bed, piece=30)
+    rest = sweep_again(bed, chunk=30)
     assert len(rest.put_back) == 70
     state = bed.state()
     assert sorted(map(int, state["wait"])) == list(range(1, 101))
@@ -186,7 +186,7 @@ def test_two_sweeps_at_once_put_each_job_back_once(bed: Bed) -> None:
     pair = []
     for _ in range(2):
         bed.admin.delete(bed.queue.stalled_check)
-        steps = sweep(bed, piece=16)
+        steps = sweep(bed, chunk=16)
         pair.append((steps, steps.send(None)))
     results: list[Sweep] = []
     waiting = pair

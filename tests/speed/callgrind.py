@@ -25,7 +25,7 @@ from taskbull.store.address import parse
 from taskbull.store.server_process import ServerProcess
 from taskbull.store.sync_store import SyncStore
 from tests.servers.kinds import REDIS_7, VALKEY_9, binary
-from tests.speed.pieces import play
+from tests.speed.chunks import play
 from tests.speed.player import ADDED_PER_CALL, Player
 
 CYCLES = {50: 1000, 10: 500, 1: 250}

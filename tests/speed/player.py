@@ -14,7 +14,7 @@ from taskbull.core.wire.flow import ParentWords
 from taskbull.core.wire.new_job import encode_job
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import FetchOptions, Packed, cycle, pack_outcome
-from taskbull.scripts.flow import FlowNode, FlowPiece, Waits, add_flow
+from taskbull.scripts.flow import FlowChunk, FlowNode, Waits, add_flow
 from taskbull.store.sync_store import SyncStore
 
 NOW = 1_800_000_000_000
@@ -60,13 +60,13 @@ class Player:
         sequence = CallSequence(f"flow-{parent_id}", 0)
         for first in range(0, len(nodes), per_call):
             is_last = first + per_call >= len(nodes)
-            piece = FlowPiece(
+            chunk = FlowChunk(
                 nodes[first : first + per_call],
                 [(parents, parent_id)] if is_last else (),
                 None if is_last else LATER,
             )
             sequence.begin_call()
-            self.store.run(add_flow(nodes[0], piece, NOW, sequence))
+            self.store.run(add_flow(nodes[0], chunk, NOW, sequence))
 
     def drain(self, at_once: int, *, from_ms: int = NOW) -> None:
         """Run all jobs that there are, so many per call."""

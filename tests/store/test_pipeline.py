@@ -175,12 +175,12 @@ def test_much_to_send_is_taken_in_pieces() -> None:
     text = "x" * (CHUNK // 4)
     for number in range(10):
         queue(pipeline, "ECHO", str(number) + text)
-    pieces = []
-    while piece := pipeline.take():
-        pieces.append(piece)
-    assert len(pieces) == 3
-    assert all(len(piece) < CHUNK + 2 * len(text) for piece in pieces)
-    sent = commands(b"".join(pieces))
+    chunks = []
+    while chunk := pipeline.take():
+        chunks.append(chunk)
+    assert len(chunks) == 3
+    assert all(len(chunk) < CHUNK + 2 * len(text) for chunk in chunks)
+    sent = commands(b"".join(chunks))
     assert [command[1][:1] for command in sent] == [b"%d" % number for number in range(10)]
 
 

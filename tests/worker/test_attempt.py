@@ -10,7 +10,7 @@ import pytest
 from anyio import sleep_forever
 
 from taskbull.core.flow import Children
-from taskbull.core.job import Job, Site
+from taskbull.core.job import ExecutionMode, Job
 from taskbull.core.outcome import Complete, Fail, Outcome, RetryAfter, SnoozeFor
 from taskbull.core.retry import RetryPolicy
 from taskbull.errors import PermanentError, Snooze
@@ -25,7 +25,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.written: list[object] = []
-        self.held_up = 0.0
+        self.redis_wait_seconds = 0.0
         self.trouble: Exception | None = None
 
     def caused(self, error: BaseException) -> bool:
@@ -78,7 +78,7 @@ class Memory:
     async def adrop_children(self) -> int:
         return 0
 
-    async def aunclaimed(self, patience: float) -> float:
+    async def arecord_unknown_task(self, patience: float) -> float:
         return patience
 
 
@@ -172,7 +172,9 @@ async def test_a_plain_function_runs_in_a_thread_and_what_surrounds_it_in_the_lo
         note("function")
         return "done"
 
-    route = Route(function, site=Site.THREAD, layers=(layer("outer"), layer("inner")))
+    route = Route(
+        function, execution_mode=ExecutionMode.THREAD, layers=(layer("outer"), layer("inner"))
+    )
     assert await Case().attempt(route) == Complete(b'["outer",["inner","done"]]')
     assert seen == [("outer", True), ("inner", True), ("function", False)]
 
@@ -194,7 +196,7 @@ async def test_time_that_redis_has_taken_is_not() -> None:
         await sleep_forever()
 
     case = Case()
-    case.memory.held_up = 1.0
+    case.memory.redis_wait_seconds = 1.0
     assert await case.attempt(Route(function, timeout=0.01)) == SnoozeFor(RELEASE_PAUSE)
 
 
@@ -215,7 +217,9 @@ def test_without_a_loop_a_plain_function_runs_here_and_no_time_is_kept() -> None
         return threading.get_ident()
 
     case = Case()
-    outcome = case.without_a_loop(Route(function, timeout=1e-9, site=Site.THREAD))
+    outcome = case.without_a_loop(
+        Route(function, timeout=1e-9, execution_mode=ExecutionMode.THREAD)
+    )
     assert outcome == Complete(str(threading.get_ident()).encode())
     assert case.memory.written == [b"1", "line", b"[2]"]
     assert case.run.raw_progress == b"1"

@@ -68,7 +68,7 @@ def test_an_open_one_allows_nothing_and_sets_the_alarm_for_its_end() -> None:
 def test_an_alarm_that_rang_for_somebody_else_is_set_again() -> None:
     case = Case().run(FAILED, FAILED)
     case.clock.time = 110.0
-    case.circuit.look()
+    case.circuit.check()
     assert case.alarm.times == [130.0, 130.0]
     assert case.kinds() == [events.CircuitOpened]
 
@@ -81,7 +81,7 @@ def test_after_its_time_one_job_is_tried_and_decides() -> None:
     ):
         case = Case().run(FAILED, FAILED)
         case.clock.time = 130.0
-        case.circuit.look()
+        case.circuit.check()
         assert case.kinds() == [events.CircuitOpened, events.CircuitHalfOpened]
         assert (case.circuit.allowed(10, 0), case.circuit.allowed(10, 1)) == (1, 0)
         case.run(outcome)

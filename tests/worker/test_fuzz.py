@@ -159,14 +159,14 @@ async def test_every_hostile_job_ends_and_the_worker_lives(  # F1, F6, F7, F21
         await bed.record.wait_for(events.Completed, where=lambda event: event.job.id == last.id)
     ended = {*bed.record.jobs(events.Completed), *bed.record.jobs(events.Failed)}
     # Delayed by its backoff, or held back because it seems to have stalled before.
-    put_off = {*admin.zrange(keys.delayed, 0, -1), *admin.lrange(keys.wait, 0, -1)}
-    put_off |= set(admin.zrange(keys.prioritized, 0, -1))
+    release_later = {*admin.zrange(keys.delayed, 0, -1), *admin.lrange(keys.wait, 0, -1)}
+    release_later |= set(admin.zrange(keys.prioritized, 0, -1))
     refused = set(admin.zrange(keys.failed, 0, -1))
     missing = [
         raw
         for raw in ids
         if _text(raw) not in ended
-        and raw not in put_off | refused
+        and raw not in release_later | refused
         and not _is_no_job(raw, admin.hgetall(keys.base.encode() + raw))
     ]
     assert missing == []

@@ -12,7 +12,7 @@ import pytest
 from anyio import fail_after
 
 from taskbull import events
-from taskbull.core.job import Site
+from taskbull.core.job import ExecutionMode
 from taskbull.core.retry import RetryPolicy
 from taskbull.queue.queue import Queue
 from taskbull.worker.attempt import Route
@@ -62,12 +62,12 @@ def gathered(
     wait: float = FAR,
     parallel: int = 1,
     attempts: int = 1,
-    site: Site = Site.LOOP,
+    execution_mode: ExecutionMode = ExecutionMode.LOOP,
     timeout: float | None = None,
 ) -> Callable[[object], Route]:
     rules = BatchRules(size, wait, parallel, read)
     policy = RetryPolicy(attempts=attempts)
-    route = Route(function, policy, timeout, site=site, batch=rules)
+    route = Route(function, policy, timeout, execution_mode=execution_mode, batch=rules)
     return lambda _: route
 
 
@@ -227,7 +227,7 @@ async def test_a_thread_that_outlives_its_batch_is_told(
         over.wait(LIMIT)
         return batch.items
 
-    resolve = gathered(block, size=2, site=Site.THREAD, timeout=0.05)
+    resolve = gathered(block, size=2, execution_mode=ExecutionMode.THREAD, timeout=0.05)
     with fail_after(LIMIT):
         async with bed.worker(None, resolve=resolve).running():
             jobs = [await bed.queue.add("work") for _ in range(2)]

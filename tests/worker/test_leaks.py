@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint
 from msgspec import Struct, structs
 
 from taskbull.core import events
-from taskbull.core.job import Job, Site
+from taskbull.core.job import ExecutionMode, Job
 from taskbull.core.options import Keep
 from taskbull.worker.attempt import Route
 from taskbull.worker.run import Run
@@ -85,7 +85,11 @@ def _in_thread(job: RunningJob) -> object:
 
 
 def _resolve(job: Job) -> Route:
-    return Route(_in_thread, site=Site.THREAD) if int(job.id) % 4 == 1 else Route(_handler)
+    return (
+        Route(_in_thread, execution_mode=ExecutionMode.THREAD)
+        if int(job.id) % 4 == 1
+        else Route(_handler)
+    )
 
 
 async def _run(bed: WorkerBed, count: int) -> None:

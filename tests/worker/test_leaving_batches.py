@@ -11,7 +11,7 @@ import pytest
 from anyio import fail_after
 
 from taskbull import JobHandle, PermanentError, events
-from taskbull.core.job import Site
+from taskbull.core.job import ExecutionMode
 from taskbull.core.states import JobState
 from taskbull.worker.batch import Batch
 from taskbull.worker.running_job import current_batch
@@ -82,9 +82,9 @@ async def test_what_has_no_result_when_it_is_stopped_goes_back(
     assert await states(jobs) == [JobState.WAITING] * 2
 
 
-@pytest.mark.parametrize("site", [Site.LOOP, Site.THREAD])
+@pytest.mark.parametrize("execution_mode", [ExecutionMode.LOOP, ExecutionMode.THREAD])
 async def test_a_result_that_comes_while_the_worker_stops_is_kept(
-    bed: WorkerBed, site: Site
+    bed: WorkerBed, execution_mode: ExecutionMode
 ) -> None:
     begun, go = threading.Event(), threading.Event()
 
@@ -98,8 +98,12 @@ async def test_a_result_that_comes_while_the_worker_stops_is_kept(
         await until(go.is_set)
         return [job.id for job in batch.jobs]
 
-    function: Callable[[Batch], Any] = wait if site is Site.LOOP else block
-    worker = bed.worker(None, resolve=gathered(function, size=2, site=site), shutdown_timeout=FAR)
+    function: Callable[[Batch], Any] = wait if execution_mode is ExecutionMode.LOOP else block
+    worker = bed.worker(
+        None,
+        resolve=gathered(function, size=2, execution_mode=execution_mode),
+        shutdown_timeout=FAR,
+    )
     with fail_after(LIMIT):
         async with worker.running() as shutdown:
             jobs = await add(bed, 2)
@@ -142,33 +146,35 @@ async def test_a_result_that_comes_as_the_time_is_up_is_not_lost(bed: WorkerBed)
     assert await states(jobs) == [JobState.COMPLETED] * 2
 
 
-@pytest.mark.parametrize("site", [Site.LOOP, Site.THREAD])
+@pytest.mark.parametrize("execution_mode", [ExecutionMode.LOOP, ExecutionMode.THREAD])
 async def test_a_function_can_see_which_of_its_jobs_was_cancelled(
-    bed: WorkerBed, site: Site
+    bed: WorkerBed, execution_mode: ExecutionMode
 ) -> None:
     seen: list[list[bool]] = []
     looked, go = threading.Event(), threading.Event()
 
-    def look() -> None:
+    def check() -> None:
         seen.append([job.cancelled for job in current_batch()])
 
     def block(batch: Batch) -> list[str]:
-        look()
+        check()
         looked.set()
         go.wait(LIMIT)
-        look()
+        check()
         return [job.id for job in batch.jobs]
 
     async def wait(batch: Batch) -> list[str]:
-        look()
+        check()
         looked.set()
         await until(go.is_set)
-        look()
+        check()
         return [job.id for job in batch.jobs]
 
-    function: Callable[[Batch], Any] = wait if site is Site.LOOP else block
+    function: Callable[[Batch], Any] = wait if execution_mode is ExecutionMode.LOOP else block
     with fail_after(LIMIT):
-        async with bed.worker(None, resolve=gathered(function, size=3, site=site)).running():
+        async with bed.worker(
+            None, resolve=gathered(function, size=3, execution_mode=execution_mode)
+        ).running():
             jobs = await add(bed, 3)
             await until(looked.is_set)
             await jobs[1].acancel("no longer wanted")

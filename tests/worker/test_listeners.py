@@ -24,7 +24,7 @@ class Choosy:
         self.kinds = set(kinds)
         self.heard: list[events.Event] = []
 
-    def hears(self, kind: type[events.Event]) -> bool:
+    def wants(self, kind: type[events.Event]) -> bool:
         return kind in self.kinds
 
     def __call__(self, event: events.Event) -> None:
@@ -56,7 +56,7 @@ def test_a_listener_that_chooses_is_asked_each_time() -> None:
 
 def test_a_listener_that_fails_when_asked_is_told(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Choosy):
-        def hears(self, kind: type[events.Event]) -> bool:
+        def wants(self, kind: type[events.Event]) -> bool:
             raise ValueError(kind)
 
     listeners = Listeners()

@@ -15,7 +15,7 @@ from anyio import Event, create_task_group, fail_after, move_on_after, sleep, sl
 from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
-from taskbull.scripts.cycle import sweep_piece
+from taskbull.scripts.cycle import sweep_chunk
 from taskbull.store.address import parse
 from taskbull.store.async_store import Store, open_store
 from taskbull.worker.running_job import RunningJob
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.parametrize("server", ROUGH_KINDS, indirect=True)
 async def _sweep(store: Store, bed: WorkerBed, max_stalls: int = 1000) -> list[str]:
     """Sweep once, whenever the last sweep was; give the ids of the jobs that were put back."""
     bed.admin.delete(bed.keys.stalled_check)
-    swept = await store.run(sweep_piece(bed.keys, 0, 1, max_stalls))
+    swept = await store.run(sweep_chunk(bed.keys, 0, 1, max_stalls))
     return swept.put_back
 
 

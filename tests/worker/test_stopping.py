@@ -18,7 +18,7 @@ from anyio import CancelScope, Event, create_task_group, fail_after, sleep, slee
 from anyio.abc import TaskStatus
 
 from taskbull.core import events
-from taskbull.core.job import Job, Site
+from taskbull.core.job import ExecutionMode, Job
 from taskbull.worker import worker as module
 from taskbull.worker.attempt import Route
 from taskbull.worker.running_job import RunningJob
@@ -54,7 +54,11 @@ class Errands:
         self.ids += [handle.id for handle in await self._bed.queue.add_bulk(jobs)]
 
     def resolve(self, job: Job) -> Route:
-        return Route(self._block, site=Site.THREAD) if job.name == "thread" else Route(self._run)
+        return (
+            Route(self._block, execution_mode=ExecutionMode.THREAD)
+            if job.name == "thread"
+            else Route(self._run)
+        )
 
     async def _run(self, job: RunningJob) -> None:
         if self.hurry:

@@ -15,7 +15,7 @@ from anyio import CancelScope, create_task_group, fail_after, wait_all_tasks_blo
 from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
-from taskbull.core.job import Job, Site
+from taskbull.core.job import ExecutionMode, Job
 from taskbull.core.outcome import Category, Verdict
 from taskbull.worker import attempt
 from taskbull.worker.attempt import Route
@@ -361,7 +361,7 @@ async def test_slots_begin_other_jobs_while_plain_functions_run(bed: WorkerBed, 
 
     def resolve(job: Job) -> Route:
         if job.name == "plain":
-            return Route(gate.wait, site=Site.THREAD)
+            return Route(gate.wait, execution_mode=ExecutionMode.THREAD)
         return Route(handler)
 
     await bed.queue.add_bulk([("plain", None)] * 3)

@@ -228,7 +228,7 @@ async def test_data_is_taken_as_soon_as_redis_has_room_again(
         await gate.awaited()
         async with create_task_group() as tasks:
             tasks.start_soon(_direct, job)
-            await until(lambda: job.held_up > 0.1)
+            await until(lambda: job.redis_wait_seconds > 0.1)
             refused.set()
 
     handle = await bed.queue.add("work", attempts=1)

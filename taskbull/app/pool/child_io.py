@@ -20,9 +20,9 @@ from taskbull.core.failure import causes, scrubbed, stack_of
 from taskbull.core.flow import Children
 from taskbull.errors import (
     ConnectionLost,
+    JobControl,
     LockLost,
     MaybeExecuted,
-    Steering,
     TaskbullError,
     Terminated,
 )
@@ -51,7 +51,7 @@ class RemoteJobPort:
     thread behind.
     """
 
-    held_up = 0.0  # The worker measures it.
+    redis_wait_seconds = 0.0  # The worker measures it.
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class RemoteJobPort:
 
     def caused(self, error: BaseException) -> bool:
         """Return True if Redis caused a task's error. Steering errors never count."""
-        if self._trouble is None or isinstance(error, Steering):
+        if self._trouble is None or isinstance(error, JobControl):
             return False
         return any(one is self._trouble for one in causes(error))
 
@@ -143,7 +143,7 @@ class RemoteJobPort:
         """Remove the pending children that are not running; return their number."""
         return self.drop_children()
 
-    async def aunclaimed(self, patience: float) -> float:
+    async def arecord_unknown_task(self, patience: float) -> float:
         """Return `patience` unchanged: a process only gets jobs that it can run."""
         return patience
 

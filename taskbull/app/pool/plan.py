@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from taskbull.app.batch import is_batch
 from taskbull.app.pool.source import AppSource
 from taskbull.app.task import Task
-from taskbull.core.job import Site
+from taskbull.core.job import ExecutionMode
 from taskbull.core.options import QueueOptions, WorkerOptions
 from taskbull.worker.pool.pool import PoolPlan
 
@@ -27,7 +27,7 @@ def plan_pool(
     Return `None` if no task has `process=True`. The processes start with the worker if one of its
     queues is the home queue of such a task, otherwise with the first job.
     """
-    wanted = [task for task in tasks if task.site is Site.PROCESS]
+    wanted = [task for task in tasks if task.execution_mode is ExecutionMode.PROCESS]
     if not wanted:
         return None
     found = source(task.function.__module__ for task in wanted)
@@ -65,7 +65,7 @@ def with_pool(
     found = dict(rules)
     for name, rule in rules.items():
         here = [task for task in tasks if task.queue == name]
-        if here and all(task.site is Site.PROCESS for task in here):
+        if here and all(task.execution_mode is ExecutionMode.PROCESS for task in here):
             most = max(_most_of(task, size) for task in here)
             concurrency = min(rule.over(options).concurrency, most)
             found[name] = replace(rule, concurrency=concurrency)

@@ -206,7 +206,7 @@ def tasks(named: str | None, app: str | None, as_json: bool) -> None:
                 task.settings.options.attempts,
                 _seconds(task.settings.timeout),
                 _breaker(task.settings.circuit_breaker),
-                _near(task.place),
+                _near(task.location),
             )
             for task in found
         ],
@@ -224,7 +224,7 @@ def signature_of(task: Task[..., Any]) -> str:
 
 
 def _where(task: Task[..., Any]) -> str:
-    where = task.site.value
+    where = task.execution_mode.value
     return f"{where}, batches of {task.batch.size}" if is_batch(task) else where
 
 
@@ -235,7 +235,7 @@ def _describe_task(task: Task[..., Any]) -> dict[str, Any]:
         "queue": task.queue,
         "signature": signature_of(task),
         "kind": "async" if task.is_async else "sync",
-        "runs_in": task.site.value,
+        "runs_in": task.execution_mode.value,
         "batch_size": task.batch.size if is_batch(task) else None,
         "attempts": task.settings.options.attempts,
         "timeout": task.settings.timeout,
@@ -247,7 +247,7 @@ def _describe_task(task: Task[..., Any]) -> dict[str, Any]:
             "duration": breaker.duration,
             "half_open_max_attempts": breaker.half_open_max_attempts,
         },
-        "place": task.place,
+        "place": task.location,
         "description": inspect.getdoc(task.function) or "",
     }
 
@@ -260,9 +260,9 @@ def _breaker(breaker: CircuitBreaker | None) -> str | None:
     return None if breaker is None else f"{breaker.threshold} failures, {breaker.duration:g} s"
 
 
-def _near(place: str) -> str:
+def _near(location: str) -> str:
     here = f"{Path.cwd()}/"
-    return place.removeprefix(here)
+    return location.removeprefix(here)
 
 
 # `taskbull workers`.

@@ -356,12 +356,12 @@ def decode_row(
         score=score,
         sizes=sizes,
         raw_options=found.get(b"opts", b""),
-        unclaimed=_unclaimed(found.get(b"tbun", b"")),
+        unknown_task=_unknown_task(found.get(b"tbun", b"")),
         is_held=held_ms is not None and held_ms == due_ms,
     )
 
 
-def _unclaimed(raw: bytes) -> tuple[datetime, datetime] | None:
+def _unknown_task(raw: bytes) -> tuple[datetime, datetime] | None:
     first, _, last = raw.partition(b":")
     from_ms, until_ms = read_number(first), read_number(last)
     if from_ms is None or until_ms is None:
@@ -382,7 +382,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
-def unescape(piece: str) -> str:
+def unescape(chunk: str) -> str:
     """Unescape a chunk of a JSON string. An escape that is cut in half stays unchanged."""
 
     def text(found: re.Match[str]) -> str:
@@ -391,4 +391,4 @@ def unescape(piece: str) -> str:
             return _PLAIN.get(plain, plain)
         return chr(int(code, 16))
 
-    return _ESCAPE.sub(text, piece).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return _ESCAPE.sub(text, chunk).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -21,7 +21,7 @@ from taskbull.core.validation import instant_from_ms, instant_to_ms
 from taskbull.core.wire.job import encode_data
 from taskbull.core.wire.new_job import JobCopy, write_copy
 from taskbull.dashboard.components import ago, clock, duration, plural, size
-from taskbull.dashboard.forms import Acted, BoardAction, BoardOrder, Offer
+from taskbull.dashboard.forms import ActionRequest, ActionResult, DashboardAction, UndoOffer
 from taskbull.dashboard.html import (
     Element,
     Node,
@@ -39,7 +39,7 @@ from taskbull.dashboard.html import (
     textarea,
 )
 from taskbull.dashboard.messages import Form, Refused, apart
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
 from taskbull.errors import JobNotFound, TaskbullError, WrongState
 from taskbull.monitor.browse import JobRow
 from taskbull.queue.operations import Finished
@@ -52,26 +52,26 @@ _LARGEST: Final = 32_000_000
 """Maximum size of a file in bytes, because it is built in memory."""
 
 
-async def _ask(_: Visit, order: BoardOrder) -> Node:
+async def _ask(_: RequestContext, request: ActionRequest) -> Node:
     return [
-        p("Download ", plural(len(order.ids), "job"), " from ", code(order.queue), "?"),
+        p("Download ", plural(len(request.ids), "job"), " from ", code(request.queue), "?"),
         p("One JSON object per line; re-add them with ", code("taskbull restore"), "."),
     ]
 
 
-async def _ask_masked(visit: Visit, order: BoardOrder) -> Node:
+async def _ask_masked(ctx: RequestContext, request: ActionRequest) -> Node:
     hint = "Secret values are masked. Fill them in before you restore these jobs."
-    return [await _ask(visit, order), p(hint, class_="hint")]
+    return [await _ask(ctx, request), p(hint, class_="hint")]
 
 
-async def _download(visit: Visit, order: BoardOrder, *, mask: bool) -> Acted:
-    queue, lines, length = visit.server.queue(order.queue), list[bytes](), 0
-    for job_id in order.ids:
+async def _download(ctx: RequestContext, request: ActionRequest, *, mask: bool) -> ActionResult:
+    queue, lines, length = ctx.server.queue(request.queue), list[bytes](), 0
+    for job_id in request.ids:
         copy = await queue.copy_job(job_id)
         if copy is None:
             continue
         if mask:
-            copy = await apart(masked, copy, visit.settings.redactor)
+            copy = await apart(masked, copy, ctx.settings.redactor)
         line = write_copy(copy)
         length += len(line)
         if length > _LARGEST:
@@ -79,7 +79,7 @@ async def _download(visit: Visit, order: BoardOrder, *, mask: bool) -> Acted:
         lines.append(line)
     if not lines:
         raise Refused(404, "These jobs no longer exist.")
-    return Acted("", len(lines), file=b"".join(lines))
+    return ActionResult("", len(lines), file=b"".join(lines))
 
 
 def masked(copy: JobCopy, redactor: Redactor) -> JobCopy:
@@ -92,8 +92,10 @@ def masked(copy: JobCopy, redactor: Redactor) -> JobCopy:
     return replace(copy, masked=True, **raws)
 
 
-DOWNLOAD = BoardAction("download", "Download", "jobs", _ask_masked, partial(_download, mask=True))
-DOWNLOAD_UNMASKED = BoardAction(
+DOWNLOAD = DashboardAction(
+    "download", "Download", "jobs", _ask_masked, partial(_download, mask=True)
+)
+DOWNLOAD_UNMASKED = DashboardAction(
     *("download-unmasked", "Download with secrets", "jobs", _ask, partial(_download, mask=False)),
     by_default=False,
 )
@@ -139,7 +141,7 @@ def attempts_choice() -> Element:
     return choice("attempts", "Attempts", options, "more")
 
 
-def wants_anew(form: Form) -> bool:
+def wants_reset(form: Form) -> bool:
     """Return True if the form asks to reset the attempt counters."""
     return form.get("attempts") == "anew"
 
@@ -151,12 +153,12 @@ _MOST_EDITED: Final = 2_000_000
 """Maximum size of data that can be edited on a page, in bytes."""
 
 
-async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
-    job = (await _row(visit, order)).job
+async def _ask_readd(ctx: RequestContext, request: ActionRequest) -> Node:
+    job = (await _row(ctx, request)).job
     raw = job.raw_data
     if len(raw) > _MOST_EDITED:
         raise Refused(413, f"The data is larger than {size(_MOST_EDITED)}, too large to edit here.")
-    shown = await apart(visit.settings.redactor.show, raw.decode("utf-8", "replace"))
+    shown = await apart(ctx.settings.redactor.show, raw.decode("utf-8", "replace"))
     return [
         p("Add a new job ", code(job.name), " with this data?"),
         label(
@@ -167,24 +169,24 @@ async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
         p("Masked values stay unchanged unless you replace them.", class_="hint"),
         choice(
             "original",
-            f"Original job {order.id}",
+            f"Original job {request.id}",
             {"keep": "keep", "remove": "remove after the new job is added"},
             "keep",
         ),
     ]
 
 
-async def _readd(visit: Visit, order: BoardOrder) -> Acted:
-    row = await _row(visit, order)
-    data = visit.settings.redactor.restore(_json(order.form.get("data")), row.describe()["data"])
-    _check_data(visit, row.job.name, data)
-    remove = order.form.get("original") == "remove"
-    done = await visit.server.queue(order.queue).readd(order.id, data, remove=remove)
+async def _readd(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    row = await _row(ctx, request)
+    data = ctx.settings.redactor.restore(_json(request.form.get("data")), row.describe()["data"])
+    _check_data(ctx, row.job.name, data)
+    remove = request.form.get("original") == "remove"
+    done = await ctx.server.queue(request.queue).readd(request.id, data, remove=remove)
     if not remove:
-        return Acted(f"Added job {done.job.id}.")
+        return ActionResult(f"Added job {done.job.id}.")
     if done.kept:
-        return Acted(f"Added job {done.job.id}, but kept job {order.id}: {done.kept}.")
-    return Acted(f"Added job {done.job.id} and removed job {order.id}.")
+        return ActionResult(f"Added job {done.job.id}, but kept job {request.id}: {done.kept}.")
+    return ActionResult(f"Added job {done.job.id} and removed job {request.id}.")
 
 
 def _json(text: str) -> Any:
@@ -194,30 +196,30 @@ def _json(text: str) -> Any:
         raise Refused(400, f"The data is not valid JSON: {error}. Nothing was added.") from None
 
 
-def _check_data(visit: Visit, name: str, data: Any) -> None:
+def _check_data(ctx: RequestContext, name: str, data: Any) -> None:
     """Refuse data that does not match the task's signature, if this app has the task."""
-    if visit.app is None:
+    if ctx.app is None:
         return
     try:
-        visit.app.check_data(name, encode_data(data))
+        ctx.app.check_data(name, encode_data(data))
     except TaskbullError as error:
         raise Refused(400, f"{error}. Nothing was added.") from None
 
 
-async def _row(visit: Visit, order: BoardOrder) -> JobRow:
-    return (await visit.server.inspect(order.queue, order.id, whole=True)).row
+async def _row(ctx: RequestContext, request: ActionRequest) -> JobRow:
+    return (await ctx.server.inspect(request.queue, request.id, whole=True)).row
 
 
-READD = BoardAction("readd", "Add the job", "job", _ask_readd, _readd)
+READD = DashboardAction("readd", "Add the job", "job", _ask_readd, _readd)
 
 
 # Settings that can be undone: the priority and delay of a job, the limits of a queue.
 
 
-async def _ask_priority(visit: Visit, order: BoardOrder) -> Node:
-    old = str(await _priority_of(visit, order))
+async def _ask_priority(ctx: RequestContext, request: ActionRequest) -> Node:
+    old = str(await _priority_of(ctx, request))
     return [
-        p("Change the priority of job ", code(order.id), "?"),
+        p("Change the priority of job ", code(request.id), "?"),
         field(
             "priority",
             ["Priority: ", _from(old)],
@@ -225,35 +227,35 @@ async def _ask_priority(visit: Visit, order: BoardOrder) -> Node:
             f"0 runs before all others, then 1 to {MAX_PRIORITY:,}",
             min="0",
             max=str(MAX_PRIORITY),
-            value=order.form.get("priority") or old,
+            value=request.form.get("priority") or old,
             required="required",
         ),
     ]
 
 
-async def _priority(visit: Visit, order: BoardOrder) -> Acted:
-    order.form.need("priority")
-    new, old = order.form.number("priority"), await _priority_of(visit, order)
-    await visit.server.queue(order.queue).change_priority(order.id, new)
-    fields = {"q": order.queue, "id": order.id, "priority": str(old)}
-    return Acted(
-        f"Priority of job {order.id}: {new} (was: {old}).",
-        offer=Offer("priority", f"Back to {old}", fields) if new != old else None,
+async def _priority(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    request.form.need("priority")
+    new, old = request.form.number("priority"), await _priority_of(ctx, request)
+    await ctx.server.queue(request.queue).change_priority(request.id, new)
+    fields = {"q": request.queue, "id": request.id, "priority": str(old)}
+    return ActionResult(
+        f"Priority of job {request.id}: {new} (was: {old}).",
+        offer=UndoOffer("priority", f"Back to {old}", fields) if new != old else None,
     )
 
 
-async def _priority_of(visit: Visit, order: BoardOrder) -> int:
-    return (await visit.server.inspect(order.queue, order.id)).row.job.priority
+async def _priority_of(ctx: RequestContext, request: ActionRequest) -> int:
+    return (await ctx.server.inspect(request.queue, request.id)).row.job.priority
 
 
-async def _ask_delay(visit: Visit, order: BoardOrder) -> Node:
-    old, restored = await _due_time(visit, order), restored_due(order.form)
+async def _ask_delay(ctx: RequestContext, request: ActionRequest) -> Node:
+    old, restored = await _due_time(ctx, request), restored_due(request.form)
     was = ["Due ", clock(old), " (", ago(old), ") → "]
     if restored is not None:
-        return [p("Restore the due time of job ", code(order.id), "?"), p(was, clock(restored))]
+        return [p("Restore the due time of job ", code(request.id), "?"), p(was, clock(restored))]
     seconds = 3600 if old is None else max(0, round(old.timestamp() - time.time()))
     return [
-        p("When should job ", code(order.id), " run?"),
+        p("When should job ", code(request.id), " run?"),
         field(
             "delay",
             [was, "new, in seconds from now"],
@@ -265,25 +267,25 @@ async def _ask_delay(visit: Visit, order: BoardOrder) -> Node:
     ]
 
 
-async def _delay(visit: Visit, order: BoardOrder) -> Acted:
-    old, restored = await _due_time(visit, order), restored_due(order.form)
+async def _delay(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    old, restored = await _due_time(ctx, request), restored_due(request.form)
     if restored is None:
-        order.form.need("delay")
-        delay: float = order.form.number("delay")
+        request.form.need("delay")
+        delay: float = request.form.number("delay")
     else:
         delay = max(0.0, restored.timestamp() - time.time())
-    await visit.server.queue(order.queue).change_delay(order.id, restored or delay)
-    said = f"Job {order.id} will run in {duration(delay)}"
+    await ctx.server.queue(request.queue).change_delay(request.id, restored or delay)
+    said = f"Job {request.id} will run in {duration(delay)}"
     if old is None:
-        return Acted(f"{said}.")
-    due = {"due": str(instant_to_ms(old)), "state": str(order.state or "")}
-    offer = Offer("delay", "Undo", {"q": order.queue, "id": order.id, **due})
+        return ActionResult(f"{said}.")
+    due = {"due": str(instant_to_ms(old)), "state": str(request.state or "")}
+    offer = UndoOffer("delay", "Undo", {"q": request.queue, "id": request.id, **due})
     before = duration(max(0.0, old.timestamp() - time.time()))
-    return Acted(f"{said} (was: {before}).", offer=None if restored else offer)
+    return ActionResult(f"{said} (was: {before}).", offer=None if restored else offer)
 
 
-async def _due_time(visit: Visit, order: BoardOrder) -> datetime | None:
-    return (await visit.server.inspect(order.queue, order.id)).row.due
+async def _due_time(ctx: RequestContext, request: ActionRequest) -> datetime | None:
+    return (await ctx.server.inspect(request.queue, request.id)).row.due
 
 
 def restored_due(form: Form) -> datetime | None:
@@ -319,13 +321,13 @@ class _Limits(Struct, frozen=True):
         }
 
 
-async def _ask_limits(visit: Visit, order: BoardOrder) -> Node:
-    old = await _limits_of(visit, order)
-    offered = bool(order.form.get("window"))
-    new = {**old.fields, **{name: order.form.get(name) for name in old.fields if offered}}
+async def _ask_limits(ctx: RequestContext, request: ActionRequest) -> Node:
+    old = await _limits_of(ctx, request)
+    offered = bool(request.form.get("window"))
+    new = {**old.fields, **{name: request.form.get(name) for name in old.fields if offered}}
     window = old.fields["window"] if old.most else "none"
     return [
-        p("Limit ", code(order.queue), " across all workers? Leave a field empty for no limit."),
+        p("Limit ", code(request.queue), " across all workers? Leave a field empty for no limit."),
         p("Current limits: ", strong(old.words), "."),
         field(
             "concurrency",
@@ -352,19 +354,19 @@ async def _ask_limits(visit: Visit, order: BoardOrder) -> Node:
     ]
 
 
-async def _limits(visit: Visit, order: BoardOrder) -> Acted:
-    form, queue = order.form, visit.server.queue(order.queue)
+async def _limits(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    form, queue = request.form, ctx.server.queue(request.queue)
     new = _Limits(form.number("concurrency"), form.number("most"), form.seconds("window") or 1.0)
-    old = await _limits_of(visit, order)
+    old = await _limits_of(ctx, request)
     await queue.set_global_concurrency(new.at_once or None)
     await queue.set_global_rate_limit(new.most or None, new.window)
-    offer = Offer("limits", "Undo", {"q": order.queue, **old.fields})
-    said = f"Limits for {order.queue}: {new.words} (was: {old.words})."
-    return Acted(said, offer=offer if new.words != old.words else None)
+    offer = UndoOffer("limits", "Undo", {"q": request.queue, **old.fields})
+    said = f"Limits for {request.queue}: {new.words} (was: {old.words})."
+    return ActionResult(said, offer=offer if new.words != old.words else None)
 
 
-async def _limits_of(visit: Visit, order: BoardOrder) -> _Limits:
-    [found] = await visit.server.survey([order.queue])
+async def _limits_of(ctx: RequestContext, request: ActionRequest) -> _Limits:
+    [found] = await ctx.server.survey([request.queue])
     return _Limits(found.concurrency or 0, found.rate_max or 0, found.rate_window or 1.0)
 
 
@@ -372,9 +374,9 @@ def _from(old: str) -> Node:
     return [strong(old or "none"), " → new"]
 
 
-PRIORITY = BoardAction("priority", "Change priority", "job", _ask_priority, _priority)
-DELAY = BoardAction("delay", "Change delay", "job", _ask_delay, _delay, carries=("due",))
-LIMITS = BoardAction("limits", "Set limits", "queue", _ask_limits, _limits)
+PRIORITY = DashboardAction("priority", "Change priority", "job", _ask_priority, _priority)
+DELAY = DashboardAction("delay", "Change delay", "job", _ask_delay, _delay, carries=("due",))
+LIMITS = DashboardAction("limits", "Set limits", "queue", _ask_limits, _limits)
 
 
 # Actions on selected jobs.
@@ -383,17 +385,20 @@ LIMITS = BoardAction("limits", "Set limits", "queue", _ask_limits, _limits)
 _REGRETTED = 60
 """Seconds within which a promotion can be undone."""
 
-_TOLD = 5
+_MOST_LISTED = 5
 """Maximum number of skipped jobs to name."""
 
 
 async def _each(
-    visit: Visit, order: BoardOrder, done: str, do: Callable[[Queue, str], Awaitable[bool | None]]
-) -> Acted:
+    ctx: RequestContext,
+    request: ActionRequest,
+    done: str,
+    do: Callable[[Queue, str], Awaitable[bool | None]],
+) -> ActionResult:
     """Call `do` for each job; skip and report jobs that have changed state."""
-    queue = visit.server.queue(order.queue)
+    queue = ctx.server.queue(request.queue)
     problems: list[str] = []
-    for job_id in order.ids:
+    for job_id in request.ids:
         try:
             if await do(queue, job_id) is False:
                 problems.append(f"{job_id} (running, or has a running child)")
@@ -401,93 +406,93 @@ async def _each(
             state = await queue.get_state(job_id)
             is_gone = state is JobState.UNKNOWN
             problems.append(f"{job_id} ({'no longer exists' if is_gone else state})")
-    count = len(order.ids) - len(problems)
-    return Acted(_sentence(count, done, problems), count)
+    count = len(request.ids) - len(problems)
+    return ActionResult(_sentence(count, done, problems), count)
 
 
 def _sentence(count: int, done: str, problems: list[str]) -> str:
     if not problems:
         return f"{plural(count, 'job')} {done}."
-    told = ", ".join(problems[:_TOLD])
-    more = f", and {len(problems) - _TOLD:,} more" if len(problems) > _TOLD else ""
-    return f"{plural(count, 'job')} {done}. Skipped: {told}{more}."
+    listed = ", ".join(problems[:_MOST_LISTED])
+    more = f", and {len(problems) - _MOST_LISTED:,} more" if len(problems) > _MOST_LISTED else ""
+    return f"{plural(count, 'job')} {done}. Skipped: {listed}{more}."
 
 
-def _named(order: BoardOrder) -> Node:
-    if len(order.ids) == 1:
-        return ["job ", code(order.id)]
-    return plural(len(order.ids), "job")
+def _named(request: ActionRequest) -> Node:
+    if len(request.ids) == 1:
+        return ["job ", code(request.id)]
+    return plural(len(request.ids), "job")
 
 
-async def _ask_retry(_: Visit, order: BoardOrder) -> Node:
+async def _ask_retry(_: RequestContext, request: ActionRequest) -> Node:
     return [
-        p("Retry ", _named(order), " in ", code(order.queue), "?"),
+        p("Retry ", _named(request), " in ", code(request.queue), "?"),
         attempts_choice(),
     ]
 
 
-async def _retry(visit: Visit, order: BoardOrder) -> Acted:
-    state: Finished = "completed" if order.state is JobState.COMPLETED else "failed"
-    anew = wants_anew(order.form)
+async def _retry(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    state: Finished = "completed" if request.state is JobState.COMPLETED else "failed"
+    reset = wants_reset(request.form)
 
     async def retry(queue: Queue, job_id: str) -> None:
-        await queue.retry(job_id, state, reset_attempts=anew)
+        await queue.retry(job_id, state, reset_attempts=reset)
 
-    return await _each(visit, order, "will run again", retry)
-
-
-async def _ask_promote(_: Visit, order: BoardOrder) -> Node:
-    due = "its due time" if len(order.ids) == 1 else "their due times"
-    return p("Run ", _named(order), " in ", code(order.queue), f" now instead of at {due}?")
+    return await _each(ctx, request, "will run again", retry)
 
 
-async def _promote(visit: Visit, order: BoardOrder) -> Acted:
-    due = await _due_of_delayed(visit, order)
-    done = await _each(visit, order, "will run now", lambda queue, job: queue.promote(job))
+async def _ask_promote(_: RequestContext, request: ActionRequest) -> Node:
+    due = "its due time" if len(request.ids) == 1 else "their due times"
+    return p("Run ", _named(request), " in ", code(request.queue), f" now instead of at {due}?")
+
+
+async def _promote(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    due = await _due_of_delayed(ctx, request)
+    done = await _each(ctx, request, "will run now", lambda queue, job: queue.promote(job))
     if due is None or not done.count:
         return done
     until = time.time() + _REGRETTED
     was = {"due": str(instant_to_ms(due)), "until": f"{until:.0f}"}
-    fields = {"q": order.queue, "id": order.id, **was}
-    return replace(done, offer=Offer("delay-again", "Delay again", fields, until))
+    fields = {"q": request.queue, "id": request.id, **was}
+    return replace(done, offer=UndoOffer("delay-again", "Delay again", fields, until))
 
 
-async def _due_of_delayed(visit: Visit, order: BoardOrder) -> datetime | None:
+async def _due_of_delayed(ctx: RequestContext, request: ActionRequest) -> datetime | None:
     """Return the due time if the order is for a single delayed job."""
-    if len(order.ids) > 1:
+    if len(request.ids) > 1:
         return None
     try:
-        return (await visit.server.inspect(order.queue, order.id)).row.due
+        return (await ctx.server.inspect(request.queue, request.id)).row.due
     except JobNotFound:
         return None
 
 
-async def _ask_delay_again(_: Visit, order: BoardOrder) -> Node:
-    due = clock(restored_due(order.form))
-    return p("Delay job ", code(order.id), " in ", code(order.queue), " until ", due, "?")
+async def _ask_delay_again(_: RequestContext, request: ActionRequest) -> Node:
+    due = clock(restored_due(request.form))
+    return p("Delay job ", code(request.id), " in ", code(request.queue), " until ", due, "?")
 
 
-async def _delay_again(visit: Visit, order: BoardOrder) -> Acted:
-    due = restored_due(order.form)
-    if due is None or order.form.number("until") < time.time():
+async def _delay_again(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    due = restored_due(request.form)
+    if due is None or request.form.number("until") < time.time():
         raise Refused(409, f"Too late to undo ({_REGRETTED} s). Nothing changed.")
 
     async def postpone(queue: Queue, job_id: str) -> None:
         await queue.postpone(job_id, due)
 
-    return await _each(visit, order, "delayed again", postpone)
+    return await _each(ctx, request, "delayed again", postpone)
 
 
-async def _ask_remove(visit: Visit, order: BoardOrder) -> Node:
-    may_download = visit.may("download") or visit.may("download-unmasked")
-    one = len(order.ids) == 1
+async def _ask_remove(ctx: RequestContext, request: ActionRequest) -> Node:
+    may_download = ctx.may("download") or ctx.may("download-unmasked")
+    one = len(request.ids) == 1
     copy = f"; download the {'job' if one else 'jobs'} first to keep a copy" if may_download else ""
     return [
         p(
             "Remove ",
-            _named(order),
+            _named(request),
             " from ",
-            code(order.queue),
+            code(request.queue),
             f", with {'its' if one else 'their'} children?",
         ),
         p(f"This cannot be undone{copy}. Running jobs are skipped.", class_="hint"),
@@ -503,14 +508,14 @@ def _download_first() -> Node:
     )
 
 
-async def _remove(visit: Visit, order: BoardOrder) -> Acted:
+async def _remove(ctx: RequestContext, request: ActionRequest) -> ActionResult:
     async def remove(queue: Queue, job_id: str) -> bool:
         state = await queue.get_state(job_id)
-        if order.state is not None and _moved(order.state, state):
+        if request.state is not None and _moved(request.state, state):
             raise WrongState(queue.name, job_id, f"is {state}", -1)
         return await queue.remove(job_id)
 
-    return await _each(visit, order, "removed", remove)
+    return await _each(ctx, request, "removed", remove)
 
 
 def _moved(shown: JobState, now: JobState) -> bool:
@@ -522,16 +527,16 @@ def _moved(shown: JobState, now: JobState) -> bool:
     return shown != now and not {shown, now} <= waiting
 
 
-async def _ask_cancel(_: Visit, order: BoardOrder) -> Node:
+async def _ask_cancel(_: RequestContext, request: ActionRequest) -> Node:
     return [
-        p("Cancel ", _named(order), " in ", code(order.queue), "?"),
+        p("Cancel ", _named(request), " in ", code(request.queue), "?"),
         p("A waiting job fails immediately; a running job is asked to stop.", class_="hint"),
         field("reason", "Reason (optional)", maxlength="200"),
     ]
 
 
-async def _cancel(visit: Visit, order: BoardOrder) -> Acted:
-    reason = order.form.get("reason")[:200]
+async def _cancel(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    reason = request.form.get("reason")[:200]
     on_their_own: list[str] = []
 
     async def cancel(queue: Any, job_id: str) -> None:
@@ -541,19 +546,19 @@ async def _cancel(visit: Visit, order: BoardOrder) -> Acted:
         if outcome == "unstoppable":
             on_their_own.append(job_id)
 
-    done = await _each(visit, order, "cancelled or asked to stop", cancel)
+    done = await _each(ctx, request, "cancelled or asked to stop", cancel)
     if on_their_own:
-        told = ", ".join(on_their_own[:_TOLD])
+        listed = ", ".join(on_their_own[:_MOST_LISTED])
         which = "do not support cancelling (such as Node) and will not be retried"
-        done = replace(done, said=f"{done.said} These run on workers that {which}: {told}.")
+        done = replace(done, said=f"{done.said} These run on workers that {which}: {listed}.")
     return replace(done, about=reason)
 
 
-RETRY = BoardAction("retry", "Retry", "jobs", _ask_retry, _retry)
-PROMOTE = BoardAction("promote", "Run now", "jobs", _ask_promote, _promote)
-DELAY_AGAIN = BoardAction(
+RETRY = DashboardAction("retry", "Retry", "jobs", _ask_retry, _retry)
+PROMOTE = DashboardAction("promote", "Run now", "jobs", _ask_promote, _promote)
+DELAY_AGAIN = DashboardAction(
     *("delay-again", "Delay again", "job", _ask_delay_again, _delay_again),
     carries=("due", "until"),
 )
-REMOVE = BoardAction("remove", "Remove", "jobs", _ask_remove, _remove, danger=True)
-CANCEL = BoardAction("cancel", "Cancel", "jobs", _ask_cancel, _cancel, danger=True)
+REMOVE = DashboardAction("remove", "Remove", "jobs", _ask_remove, _remove, danger=True)
+CANCEL = DashboardAction("cancel", "Cancel", "jobs", _ask_cancel, _cancel, danger=True)

@@ -23,13 +23,20 @@ from taskbull.dashboard.actions.jobs import (
     choice,
     field,
     tick,
-    wants_anew,
+    wants_reset,
 )
 from taskbull.dashboard.components import duration, number, plural
-from taskbull.dashboard.forms import Acted, BoardAction, BoardOrder, BulkTarget, Change, GroupChange
+from taskbull.dashboard.forms import (
+    ActionRequest,
+    ActionResult,
+    BulkTarget,
+    Change,
+    DashboardAction,
+    GroupChange,
+)
 from taskbull.dashboard.html import Node, code, p, strong
 from taskbull.dashboard.messages import Form, Refused
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
 from taskbull.errors import ConfigurationError
 from taskbull.queue.failures import FailureGroup, GroupStep
 from taskbull.queue.queue import Queue
@@ -42,18 +49,18 @@ _LOOKED_AT_PER_SECOND = 500
 """Scan speed, for estimates: 20 calls per second, two calls per 50 jobs."""
 
 
-async def _ask_retry(visit: Visit, order: BoardOrder) -> Node:
+async def _ask_retry(ctx: RequestContext, request: ActionRequest) -> Node:
     return [
-        p("Retry failed jobs with this error in ", code(order.queue), "?"),
-        *await _about(visit, order),
+        p("Retry failed jobs with this error in ", code(request.queue), "?"),
+        *await _about(ctx, request),
         *_retry_fields(),
     ]
 
 
-async def _ask_retry_all(visit: Visit, order: BoardOrder) -> Node:
-    total = await _count(visit, order)
+async def _ask_retry_all(ctx: RequestContext, request: ActionRequest) -> Node:
+    total = await _count(ctx, request)
     return [
-        p("Retry failed jobs in ", code(order.queue), ", whatever their error?"),
+        p("Retry failed jobs in ", code(request.queue), ", whatever their error?"),
         p(strong(plural(total, "failed job")), "."),
         *_retry_fields(),
     ]
@@ -73,10 +80,10 @@ def _retry_fields() -> list[Node]:
     ]
 
 
-async def _ask_remove_group(visit: Visit, order: BoardOrder) -> Node:
+async def _ask_remove_group(ctx: RequestContext, request: ActionRequest) -> Node:
     return [
-        p("Remove failed jobs with this error from ", code(order.queue), "?"),
-        *await _about(visit, order),
+        p("Remove failed jobs with this error from ", code(request.queue), "?"),
+        *await _about(ctx, request),
         choice("most", "How many (newest first)", _SIZES, "all"),
         _since_field(),
         p("This cannot be undone. You can stop it on the Operations page.", class_="hint"),
@@ -88,8 +95,8 @@ def _since_field() -> Node:
     return field("since", "Only jobs that failed after", hint=words, maxlength="40")
 
 
-async def _about(visit: Visit, order: BoardOrder) -> list[Node]:
-    group, total = await _group_of(visit, order)
+async def _about(ctx: RequestContext, request: ActionRequest) -> list[Node]:
+    group, total = await _group_of(ctx, request)
     seconds = total / _LOOKED_AT_PER_SECOND
     count = group.about or group.count
     about = f"about {number(count)}" if group.margin else number(count)
@@ -101,10 +108,10 @@ async def _about(visit: Visit, order: BoardOrder) -> list[Node]:
     ]
 
 
-async def _group_of(visit: Visit, order: BoardOrder) -> tuple[FailureGroup, int]:
+async def _group_of(ctx: RequestContext, request: ActionRequest) -> tuple[FailureGroup, int]:
     """Return the form's error group with current counts, and the number of failed jobs."""
-    wanted = order.form.need("group")
-    failures = await visit.server.failures(order.queue)
+    wanted = request.form.need("group")
+    failures = await ctx.server.failures(request.queue)
     found = next((each for each in failures.groups if each.fingerprint == wanted), None)
     if found is None:
         raise Refused(409, "No failed jobs with this error are left.")
@@ -115,36 +122,36 @@ async def _group_of(visit: Visit, order: BoardOrder) -> tuple[FailureGroup, int]
     return found, failures.total
 
 
-async def _count(visit: Visit, order: BoardOrder) -> int:
-    return (await visit.server.queue(order.queue).counts())[JobState.FAILED]
+async def _count(ctx: RequestContext, request: ActionRequest) -> int:
+    return (await ctx.server.queue(request.queue).counts())[JobState.FAILED]
 
 
-async def _retry(visit: Visit, order: BoardOrder) -> Acted:
-    group, _ = await _group_of(visit, order)
-    change = _retrying(group.fingerprint, order.form)
-    return await _begin(visit, order, f"{group.error} in {group.task}", change)
+async def _retry(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    group, _ = await _group_of(ctx, request)
+    change = _retrying(group.fingerprint, request.form)
+    return await _begin(ctx, request, f"{group.error} in {group.task}", change)
 
 
-async def _retry_all(visit: Visit, order: BoardOrder) -> Acted:
-    return await _begin(visit, order, "all failed jobs", _retrying(None, order.form))
+async def _retry_all(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    return await _begin(ctx, request, "all failed jobs", _retrying(None, request.form))
 
 
-async def _remove_group(visit: Visit, order: BoardOrder) -> Acted:
-    group, _ = await _group_of(visit, order)
-    since = _since(order.form)
+async def _remove_group(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    group, _ = await _group_of(ctx, request)
+    since = _since(request.form)
 
     async def remove(queue: Queue, step: GroupStep | None, limit: int | None) -> GroupStep:
         return await queue.remove_group(group.fingerprint, step=step, since=since, limit=limit)
 
-    return await _begin(visit, order, f"{group.error} in {group.task}", remove)
+    return await _begin(ctx, request, f"{group.error} in {group.task}", remove)
 
 
 def _retrying(fingerprint: str | None, form: Form) -> Change:
-    since, anew = _since(form), wants_anew(form)
+    since, reset = _since(form), wants_reset(form)
 
     async def retry(queue: Queue, step: GroupStep | None, limit: int | None) -> GroupStep:
         return await queue.retry_group(
-            fingerprint, step=step, since=since, limit=limit, reset_attempts=anew
+            fingerprint, step=step, since=since, limit=limit, reset_attempts=reset
         )
 
     return retry
@@ -160,26 +167,28 @@ def _since(form: Form) -> datetime | None:
         raise Refused(400, f"{error}. Nothing changed.") from None
 
 
-async def _begin(visit: Visit, order: BoardOrder, what: str, change: Change) -> Acted:
-    most = order.form.get("most")
+async def _begin(
+    ctx: RequestContext, request: ActionRequest, what: str, change: Change
+) -> ActionResult:
+    most = request.form.get("most")
     if most not in _SIZES:
         raise Refused(400, "Choose how many: 1, 10, 100 or all.")
     meant = BulkTarget(
-        order.queue,
-        order.form.get("group"),
+        request.queue,
+        request.form.get("group"),
         what,
-        await _count(visit, order),
+        await _count(ctx, request),
         None if most == "all" else int(most),
-        order.form.number("rate") or None,
+        request.form.number("rate") or None,
     )
-    bulk = GroupChange(visit, order.form.get("action"), meant, change)
+    bulk = GroupChange(ctx, request.form.get("action"), meant, change)
     await bulk.begin()
-    return Acted("Started.", 0, what, "operations", bulk.run)
+    return ActionResult("Started.", 0, what, "operations", bulk.run)
 
 
-RETRY_GROUP = BoardAction("retry-group", "Retry", "group", _ask_retry, _retry)
-RETRY_ALL = BoardAction("retry-all", "Retry all", "queue", _ask_retry_all, _retry_all)
-REMOVE_GROUP = BoardAction(
+RETRY_GROUP = DashboardAction("retry-group", "Retry", "group", _ask_retry, _retry)
+RETRY_ALL = DashboardAction("retry-all", "Retry all", "queue", _ask_retry_all, _retry_all)
+REMOVE_GROUP = DashboardAction(
     "remove-group", "Remove", "group", _ask_remove_group, _remove_group, typed=True, danger=True
 )
 
@@ -197,92 +206,92 @@ _CLEANED = 10_000
 _WAITING = (JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED)
 
 
-async def _ask_pause(visit: Visit, order: BoardOrder) -> Node:
-    facts = await visit.server.facts(order.queue)
+async def _ask_pause(ctx: RequestContext, request: ActionRequest) -> Node:
+    facts = await ctx.server.facts(request.queue)
     return [
-        p("Pause ", code(order.queue), "? Workers stop fetching until you resume it."),
+        p("Pause ", code(request.queue), "? Workers stop fetching until you resume it."),
         p("Running jobs continue.", class_="hint"),
         p(_MIXED, class_="notice") if (facts.version or "").startswith("bullmq:5.") else None,
         field("reason", "Reason (optional)", maxlength="200"),
     ]
 
 
-async def _pause(visit: Visit, order: BoardOrder) -> Acted:
-    reason = order.form.get("reason")[:200]
-    await visit.server.queue(order.queue).pause(by=visit.access.user, reason=reason)
-    return Acted(f"{order.queue} paused.", about=reason)
+async def _pause(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    reason = request.form.get("reason")[:200]
+    await ctx.server.queue(request.queue).pause(by=ctx.access.user, reason=reason)
+    return ActionResult(f"{request.queue} paused.", about=reason)
 
 
-async def _ask_resume(_: Visit, order: BoardOrder) -> Node:
-    return p("Resume ", code(order.queue), "? Workers fetch its jobs again.")
+async def _ask_resume(_: RequestContext, request: ActionRequest) -> Node:
+    return p("Resume ", code(request.queue), "? Workers fetch its jobs again.")
 
 
-async def _resume(visit: Visit, order: BoardOrder) -> Acted:
-    await visit.server.queue(order.queue).resume()
-    return Acted(f"{order.queue} resumed.")
+async def _resume(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    await ctx.server.queue(request.queue).resume()
+    return ActionResult(f"{request.queue} resumed.")
 
 
-async def _ask_drain(visit: Visit, order: BoardOrder) -> Node:
-    counts = await visit.server.queue(order.queue).counts()
+async def _ask_drain(ctx: RequestContext, request: ActionRequest) -> Node:
+    counts = await ctx.server.queue(request.queue).counts()
     waiting = sum(counts[state] for state in _WAITING)
     return [
-        p("Remove ", plural(waiting, "waiting job"), " from ", code(order.queue), "?"),
+        p("Remove ", plural(waiting, "waiting job"), " from ", code(request.queue), "?"),
         tick("delayed", f"also remove {plural(counts[JobState.DELAYED], 'delayed job')}"),
     ]
 
 
-async def _drain(visit: Visit, order: BoardOrder) -> Acted:
-    delayed = order.form.get("delayed") == "yes"
-    removed = await visit.server.queue(order.queue).drain(delayed=delayed)
-    return Acted(f"{plural(removed, 'job')} removed from {order.queue}.", removed)
+async def _drain(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    delayed = request.form.get("delayed") == "yes"
+    removed = await ctx.server.queue(request.queue).drain(delayed=delayed)
+    return ActionResult(f"{plural(removed, 'job')} removed from {request.queue}.", removed)
 
 
-async def _ask_clean(visit: Visit, order: BoardOrder) -> Node:
-    counts = await visit.server.queue(order.queue).counts()
+async def _ask_clean(ctx: RequestContext, request: ActionRequest) -> Node:
+    counts = await ctx.server.queue(request.queue).counts()
     states = {
         str(state): f"{state} ({number(counts[state])})"
         for state in reversed(STATES)
         if state is not JobState.WAITING_CHILDREN
     }
     return [
-        p("Remove old jobs from ", code(order.queue), "?"),
-        choice("clean", "State", states, order.form.get("state") or "completed"),
+        p("Remove old jobs from ", code(request.queue), "?"),
+        choice("clean", "State", states, request.form.get("state") or "completed"),
         field("hours", "Older than (hours)", "number", min="0", value="24", required="required"),
     ]
 
 
-async def _clean(visit: Visit, order: BoardOrder) -> Acted:
-    state = order.form.need("clean")
+async def _clean(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    state = request.form.need("clean")
     if state not in set(STATES):
         raise Refused(400, "Unknown state.")
-    age = order.form.number("hours") * 3600
-    removed = await visit.server.queue(order.queue).clean(age, _CLEANED, state)
+    age = request.form.number("hours") * 3600
+    removed = await ctx.server.queue(request.queue).clean(age, _CLEANED, state)
     more = " There may be more; run it again." if len(removed) == _CLEANED else ""
-    said = f"{plural(len(removed), f'{state} job')} removed from {order.queue}.{more}"
-    return Acted(said, len(removed))
+    said = f"{plural(len(removed), f'{state} job')} removed from {request.queue}.{more}"
+    return ActionResult(said, len(removed))
 
 
-async def _ask_obliterate(visit: Visit, order: BoardOrder) -> Node:
-    counts = await visit.server.queue(order.queue).counts()
+async def _ask_obliterate(ctx: RequestContext, request: ActionRequest) -> Node:
+    counts = await ctx.server.queue(request.queue).counts()
     jobs = plural(sum(counts.values()), "job")
     return [
-        p("Remove ", code(order.queue), f" with its {jobs}, schedules and events?"),
+        p("Remove ", code(request.queue), f" with its {jobs}, schedules and events?"),
         tick("force", "even if jobs are running"),
     ]
 
 
-async def _obliterate(visit: Visit, order: BoardOrder) -> Acted:
-    queue = visit.server.queue(order.queue)
+async def _obliterate(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    queue = ctx.server.queue(request.queue)
     jobs = sum((await queue.counts()).values())
-    await queue.obliterate(force=order.form.get("force") == "yes")
-    return Acted(f"{order.queue} removed, with {plural(jobs, 'job')}.", jobs, back="./")
+    await queue.obliterate(force=request.form.get("force") == "yes")
+    return ActionResult(f"{request.queue} removed, with {plural(jobs, 'job')}.", jobs, back="./")
 
 
-PAUSE = BoardAction("pause", "Pause", "queue", _ask_pause, _pause)
-RESUME = BoardAction("resume", "Resume", "queue", _ask_resume, _resume)
-DRAIN = BoardAction("drain", "Drain", "queue", _ask_drain, _drain, typed=True, danger=True)
-CLEAN = BoardAction("clean", "Clean", "queue", _ask_clean, _clean, typed=True, danger=True)
-OBLITERATE = BoardAction(
+PAUSE = DashboardAction("pause", "Pause", "queue", _ask_pause, _pause)
+RESUME = DashboardAction("resume", "Resume", "queue", _ask_resume, _resume)
+DRAIN = DashboardAction("drain", "Drain", "queue", _ask_drain, _drain, typed=True, danger=True)
+CLEAN = DashboardAction("clean", "Clean", "queue", _ask_clean, _clean, typed=True, danger=True)
+OBLITERATE = DashboardAction(
     *("obliterate", "Obliterate", "queue", _ask_obliterate, _obliterate),
     typed=True,
     danger=True,
@@ -290,59 +299,59 @@ OBLITERATE = BoardAction(
 )
 
 
-async def _ask_stop(_: Visit, __: BoardOrder) -> Node:
+async def _ask_stop(_: RequestContext, __: ActionRequest) -> Node:
     return p("Stop this operation? Completed changes are kept.")
 
 
-async def _stop(visit: Visit, order: BoardOrder) -> Acted:
-    await visit.server.stop_operation(order.id)
-    return Acted("Stopping after the current batch.")
+async def _stop(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    await ctx.server.stop_operation(request.id)
+    return ActionResult("Stopping after the current batch.")
 
 
-STOP = BoardAction("stop", "Stop", "job", _ask_stop, _stop)
+STOP = DashboardAction("stop", "Stop", "job", _ask_stop, _stop)
 
 
 # Actions on schedules.
 
 
-async def _ask_run(visit: Visit, order: BoardOrder) -> Node:
+async def _ask_run(ctx: RequestContext, request: ActionRequest) -> Node:
     return [
-        p("Run schedule ", code(order.id), " now?"),
-        await _rule(visit, order),
+        p("Run schedule ", code(request.id), " now?"),
+        await _rule(ctx, request),
         p("Its next run is unchanged.", class_="hint"),
     ]
 
 
-async def _run(visit: Visit, order: BoardOrder) -> Acted:
-    handle = await visit.server.queue(order.queue).run_schedule_now(order.id)
-    return Acted(f"Added job {handle.id} of schedule {order.id}.")
+async def _run(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    handle = await ctx.server.queue(request.queue).run_schedule_now(request.id)
+    return ActionResult(f"Added job {handle.id} of schedule {request.id}.")
 
 
-async def _ask_remove_schedule(visit: Visit, order: BoardOrder) -> Node:
-    found = await visit.server.queue(order.queue).get_schedule(order.id)
+async def _ask_remove_schedule(ctx: RequestContext, request: ActionRequest) -> Node:
+    found = await ctx.server.queue(request.queue).get_schedule(request.id)
     declared = found is not None and found.declared_by
     return [
-        p("Remove schedule ", code(order.id), " from ", code(order.queue), "?"),
-        await _rule(visit, order),
+        p("Remove schedule ", code(request.id), " from ", code(request.queue), "?"),
+        await _rule(ctx, request),
         p(f"App {declared} declares this schedule; it will be re-created when a worker starts.")
         if declared
         else None,
     ]
 
 
-async def _remove_schedule(visit: Visit, order: BoardOrder) -> Acted:
-    removed = await visit.server.queue(order.queue).remove_schedule(order.id)
+async def _remove_schedule(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    removed = await ctx.server.queue(request.queue).remove_schedule(request.id)
     what = "removed" if removed else "no longer exists"
-    return Acted(f"Schedule {order.id} {what}.", int(removed))
+    return ActionResult(f"Schedule {request.id} {what}.", int(removed))
 
 
-async def _rule(visit: Visit, order: BoardOrder) -> Node:
-    found = await visit.server.queue(order.queue).get_schedule(order.id)
+async def _rule(ctx: RequestContext, request: ActionRequest) -> Node:
+    found = await ctx.server.queue(request.queue).get_schedule(request.id)
     return None if found is None else p(f"It runs {found.describe()}.", class_="hint")
 
 
-RUN_SCHEDULE = BoardAction("run-schedule", "Run now", "schedule", _ask_run, _run)
-REMOVE_SCHEDULE = BoardAction(
+RUN_SCHEDULE = DashboardAction("run-schedule", "Run now", "schedule", _ask_run, _run)
+REMOVE_SCHEDULE = DashboardAction(
     "remove-schedule", "Remove", "schedule", _ask_remove_schedule, _remove_schedule, danger=True
 )
 
@@ -357,7 +366,7 @@ _GROUPS = (RETRY_GROUP, RETRY_ALL, REMOVE_GROUP)
 _SCHEDULES = (RUN_SCHEDULE, REMOVE_SCHEDULE)
 _CANCELS = (CANCEL,) if hasattr(Queue, "cancel") else ()
 
-ACTIONS: Final[dict[str, BoardAction]] = {
+ACTIONS: Final[dict[str, DashboardAction]] = {
     action.name: action
     for action in (*_JOBS, *_CANCELS, *_DOWNLOADS, *_GROUPS, *_QUEUES, *_SCHEDULES)
 }

@@ -35,8 +35,8 @@ from taskbull.dashboard.html import (
     url,
 )
 from taskbull.dashboard.layout import Content
-from taskbull.dashboard.state import Board, Parts
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
+from taskbull.dashboard.state import DashboardState, Parts
 from taskbull.monitor.failures import HiddenError, HiddenErrors
 from taskbull.queue.failures import FailureGroup, Failures
 
@@ -48,48 +48,48 @@ _HIDDEN_SHOWN = 20
 _HIDDEN_REFRESH = 30.0
 
 
-async def show(board: Board, visit: Visit) -> Content:
+async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     """Return the errors page of a queue."""
-    queue = visit.query.need("q")
-    failures = await _failures(board, visit, queue)
+    queue = ctx.query.need("q")
+    failures = await _failures(dashboard, ctx, queue)
     body = [
-        _head(visit, queue, failures.total),
+        _head(ctx, queue, failures.total),
         _coverage(failures),
-        grid("errors", _COLUMNS, list(_rows(visit, queue, failures).values()), "No failed jobs."),
-        _hidden(queue, await _retried(board, visit, queue)),
+        grid("errors", _COLUMNS, list(_rows(ctx, queue, failures).values()), "No failed jobs."),
+        _hidden(queue, await _retried(dashboard, ctx, queue)),
     ]
     live = url("live", page="errors", q=queue)
     return Content(f"Errors in {queue}", body, "-", queue, str(JobState.FAILED), live)
 
 
-def _head(visit: Visit, queue: str, total: int) -> Element:
+def _head(ctx: RequestContext, queue: str, total: int) -> Element:
     back = url("errors", q=queue)
     return div(
         h1("Errors in ", link_to(queue, "queue", q=queue, state="failed")),
-        div(ask_button(visit, "retry-all", "Retry all…", {"q": queue}, back), class_="actions")
+        div(ask_button(ctx, "retry-all", "Retry all…", {"q": queue}, back), class_="actions")
         if total
         else None,
         class_="head",
     )
 
 
-async def parts(board: Board, visit: Visit) -> Parts:
+async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     """Return the parts of the page that change."""
-    queue = visit.query.need("q")
-    failures = await _failures(board, visit, queue)
-    return Parts({"coverage": _coverage(failures)}, {"errors": _rows(visit, queue, failures)})
+    queue = ctx.query.need("q")
+    failures = await _failures(dashboard, ctx, queue)
+    return Parts({"coverage": _coverage(failures)}, {"errors": _rows(ctx, queue, failures)})
 
 
-async def _failures(board: Board, visit: Visit, queue: str) -> Failures:
+async def _failures(dashboard: DashboardState, ctx: RequestContext, queue: str) -> Failures:
     async def read() -> Failures:
-        before = board.failures.get(queue)
-        found = await visit.server.failures(queue, before=before, sample=_SAMPLED)
-        board.failures[queue] = found
-        while len(board.failures) > 20:
-            board.failures.pop(next(iter(board.failures)))
+        before = dashboard.failures.get(queue)
+        found = await ctx.server.failures(queue, before=before, sample=_SAMPLED)
+        dashboard.failures[queue] = found
+        while len(dashboard.failures) > 20:
+            dashboard.failures.pop(next(iter(dashboard.failures)))
         return found
 
-    return await board.views.read(("failures", queue), read, _REFRESH)
+    return await dashboard.views.read(("failures", queue), read, _REFRESH)
 
 
 def _coverage(failures: Failures) -> Element:
@@ -115,14 +115,14 @@ _COLUMNS: Sequence[Node] = (
 )
 
 
-def _rows(visit: Visit, queue: str, failures: Failures) -> dict[str, Element]:
+def _rows(ctx: RequestContext, queue: str, failures: Failures) -> dict[str, Element]:
     groups = failures.groups
     return {
-        f"error-{group.fingerprint}": _row(visit, queue, group, failures.total) for group in groups
+        f"error-{group.fingerprint}": _row(ctx, queue, group, failures.total) for group in groups
     }
 
 
-def _row(visit: Visit, queue: str, group: FailureGroup, total: int) -> Element:
+def _row(ctx: RequestContext, queue: str, group: FailureGroup, total: int) -> Element:
     about = group.about or group.count
     count = number(about) if not group.margin else f"about {number(about)}"
     return tr(
@@ -149,20 +149,20 @@ def _row(visit: Visit, queue: str, group: FailureGroup, total: int) -> Element:
         cell("First", ago(group.first), kind="nw"),
         cell("Last", ago(group.last), kind="nw"),
         cell("Last hour", _trend(group.times)),
-        cell("", _actions(visit, queue, group), kind="bare"),
+        cell("", _actions(ctx, queue, group), kind="bare"),
         id=f"error-{group.fingerprint}",
     )
 
 
-def _actions(visit: Visit, queue: str, group: FailureGroup) -> Element:
+def _actions(ctx: RequestContext, queue: str, group: FailureGroup) -> Element:
     if group.is_rest:
         jobs = link_to("the jobs", "queue", q=queue, state="failed")
         return small("Several rare errors. Open ", jobs, ', or use "Retry all".')
     back = url("errors", q=queue)
     fields = {"q": queue, "group": group.fingerprint}
     return div(
-        ask_button(visit, "retry-group", "Retry…", fields, back),
-        ask_button(visit, "remove-group", "Remove…", fields, back, "danger"),
+        ask_button(ctx, "retry-group", "Retry…", fields, back),
+        ask_button(ctx, "remove-group", "Remove…", fields, back, "danger"),
         class_="actions",
     )
 
@@ -177,9 +177,9 @@ def _trend(times: Sequence[datetime]) -> Element:
     return sparkline(slots, f"{plural(sum(slots), 'failure')} in the last hour", "failed")
 
 
-async def _retried(board: Board, visit: Visit, queue: str) -> HiddenErrors:
-    return await board.views.read(
-        ("retried", queue), lambda: visit.server.retried(queue), _HIDDEN_REFRESH
+async def _retried(dashboard: DashboardState, ctx: RequestContext, queue: str) -> HiddenErrors:
+    return await dashboard.views.read(
+        ("retried", queue), lambda: ctx.server.retried(queue), _HIDDEN_REFRESH
     )
 
 

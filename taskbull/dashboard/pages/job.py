@@ -50,8 +50,8 @@ from taskbull.dashboard.pages.job_fields import (
     read_pieces,
     result_card,
 )
-from taskbull.dashboard.state import Board, Parts
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
+from taskbull.dashboard.state import DashboardState, Parts
 from taskbull.errors import JobNotFound
 from taskbull.monitor.browse import JobDetails, JobRow
 from taskbull.queue.job_tree import JobTree
@@ -78,7 +78,7 @@ _ENDS = {
 }
 
 
-async def attempts(board: Board, visit: Visit, row: JobRow) -> Element:
+async def attempts(dashboard: DashboardState, ctx: RequestContext, row: JobRow) -> Element:
     """Return the table of a job's attempts with their known times.
 
     It is hidden if the job has had fewer than two attempts.
@@ -89,8 +89,8 @@ async def attempts(board: Board, visit: Visit, row: JobRow) -> Element:
         return section(id="attempts", hidden=True)
     # The history changes only when an attempt starts or finishes.
     view = ("history", row.queue, job.id, started, job.attempts_made, row.state)
-    history: JobHistory = await board.views.read(
-        view, lambda: visit.server.history(row.queue, job.id), _FRESH
+    history: JobHistory = await dashboard.views.read(
+        view, lambda: ctx.server.history(row.queue, job.id), _FRESH
     )
     known = {each.number: each for each in attempts_of(history.events, started)}
     known.setdefault(started, _last(row, started))
@@ -165,8 +165,8 @@ def _errors(job: Job, known: list[AttemptTimes], started: int) -> dict[int, str]
 
 def _source(history: JobHistory, missing: int) -> str:
     events = plural(history.looked_at, "event")
-    told = f"Times come from the queue's last {events}; the last attempt's from the job itself."
-    return f"{told} These events do not cover all attempts." if missing > 0 else told
+    text = f"Times come from the queue's last {events}; the last attempt's from the job itself."
+    return f"{text} These events do not cover all attempts." if missing > 0 else text
 
 
 # The timeline, the facts and the flow.
@@ -235,13 +235,13 @@ def facts(place: JobDetails) -> Element:
     return section(h2("Details"), dl(shown, class_="facts-list"), id="facts", class_="card")
 
 
-async def flow(visit: Visit, place: JobDetails) -> Node:
+async def flow(ctx: RequestContext, place: JobDetails) -> Node:
     """Return the tree of a job's children, if it has any."""
     children = place.children
     if not (children.processed or children.unprocessed or children.ignored or children.failed):
         return None
     row = place.row
-    tree = await visit.server.flow(row.queue, row.job.id, depth=_LEVELS, limit=_NODES)
+    tree = await ctx.server.flow(row.queue, row.job.id, depth=_LEVELS, limit=_NODES)
     if tree is None:
         return None
     return section(h2("Flow"), ul(_node(tree), class_="tree"), class_="card")
@@ -286,30 +286,30 @@ _LABELS = {
 }
 
 
-async def show(board: Board, visit: Visit) -> Content:
+async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     """Return the job page. If the job does not exist, the page explains why."""
-    queue, job_id = visit.query.need("q"), visit.query.need("id")
-    explained = await _explained(board, visit, queue, job_id)
+    queue, job_id = ctx.query.need("q"), ctx.query.need("id")
+    explained = await _explained(dashboard, ctx, queue, job_id)
     try:
-        place = await _place(board, visit, queue, job_id)
+        place = await _locate(dashboard, ctx, queue, job_id)
     except JobNotFound:
         gone = [h1(queue, " / ", job_id), _why(explained)]
         return Content(f"{job_id} in {queue}", gone, "-", queue, status=404)
-    log = await visit.server.newest_log(queue, job_id, _LOG_LINES)
-    pieces = await read_pieces(board, visit, place.row)
+    log = await ctx.server.newest_log(queue, job_id, _LOG_LINES)
+    chunks = await read_pieces(dashboard, ctx, place.row)
     body = [
-        _head(visit, place),
+        _head(ctx, place),
         _why(explained),
         timeline(place.row),
-        await attempts(board, visit, place.row),
+        await attempts(dashboard, ctx, place.row),
         div(
             div(
-                json_card(visit, place, "data", "Data", place.row.data, pieces.data),
-                result_card(visit, place, pieces),
-                error_card(place, pieces.stacktrace),
+                json_card(ctx, place, "data", "Data", place.row.data, chunks.data),
+                result_card(ctx, place, chunks),
+                error_card(place, chunks.stacktrace),
                 log_card(place, log),
             ),
-            div(facts(place), await flow(visit, place), options_card(visit, place)),
+            div(facts(place), await flow(ctx, place), options_card(ctx, place)),
             class_="columns",
         ),
     ]
@@ -318,40 +318,42 @@ async def show(board: Board, visit: Visit) -> Content:
     return Content(f"{job_id} in {queue}", body, "-", queue, live=live)
 
 
-async def parts(board: Board, visit: Visit) -> Parts:
+async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     """Return the parts of the page that change while the job is unfinished."""
-    queue, job_id = visit.query.need("q"), visit.query.need("id")
-    explained = await _explained(board, visit, queue, job_id)
+    queue, job_id = ctx.query.need("q"), ctx.query.need("id")
+    explained = await _explained(dashboard, ctx, queue, job_id)
     try:
-        place = await _place(board, visit, queue, job_id)
+        place = await _locate(dashboard, ctx, queue, job_id)
     except JobNotFound:
         return Parts({"why": _why(explained)})
     return Parts(
         {
-            "job-head": _head(visit, place),
+            "job-head": _head(ctx, place),
             "why": _why(explained),
             "timeline": timeline(place.row),
-            "attempts": await attempts(board, visit, place.row),
+            "attempts": await attempts(dashboard, ctx, place.row),
             "facts": facts(place),
-            "result": result_card(visit, place, await read_pieces(board, visit, place.row)),
+            "result": result_card(ctx, place, await read_pieces(dashboard, ctx, place.row)),
         }
     )
 
 
-async def _place(board: Board, visit: Visit, queue: str, job_id: str) -> JobDetails:
-    return await board.views.read(
-        ("job", queue, job_id), lambda: visit.server.inspect(queue, job_id)
+async def _locate(
+    dashboard: DashboardState, ctx: RequestContext, queue: str, job_id: str
+) -> JobDetails:
+    return await dashboard.views.read(
+        ("job", queue, job_id), lambda: ctx.server.inspect(queue, job_id)
     )
 
 
-def _head(visit: Visit, place: JobDetails) -> Element:
+def _head(ctx: RequestContext, place: JobDetails) -> Element:
     row, job = place.row, place.row.job
     queue, state = row.queue, row.state
     back = url("job", q=queue, id=job.id)
     common = {"q": queue, "id": job.id, "state": str(state)}
     buttons = [
         ask_button(
-            visit,
+            ctx,
             name,
             _LABELS[name],
             common,
@@ -369,8 +371,8 @@ def _head(visit: Visit, place: JobDetails) -> Element:
         span(class_="facts"),
         div(
             buttons,
-            ask_button(visit, "readd", "Edit and re-add…", common, back),
-            ask_button(visit, "remove", "Remove…", common, removal, "danger")
+            ask_button(ctx, "readd", "Edit and re-add…", common, back),
+            ask_button(ctx, "remove", "Remove…", common, removal, "danger")
             if state is not JobState.ACTIVE
             else None,
             class_="actions",
@@ -380,8 +382,10 @@ def _head(visit: Visit, place: JobDetails) -> Element:
     )
 
 
-async def _explained(board: Board, visit: Visit, queue: str, job_id: str) -> Explanation:
-    return await board.views.read(("why", queue, job_id), lambda: visit.server.why(queue, job_id))
+async def _explained(
+    dashboard: DashboardState, ctx: RequestContext, queue: str, job_id: str
+) -> Explanation:
+    return await dashboard.views.read(("why", queue, job_id), lambda: ctx.server.why(queue, job_id))
 
 
 def _why(explained: Explanation) -> Element:

@@ -29,8 +29,8 @@ from taskbull.dashboard.html import (
     summary,
 )
 from taskbull.dashboard.messages import Refused, Response, apart
-from taskbull.dashboard.state import Board
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
+from taskbull.dashboard.state import DashboardState
 from taskbull.errors import JobNotFound
 from taskbull.monitor.browse import FieldPiece, JobDetails, JobRow, Logs
 
@@ -64,7 +64,7 @@ class LargePieces(Struct, frozen=True):
     stacktrace: FieldPiece = _NOTHING
 
 
-async def read_pieces(board: Board, visit: Visit, row: JobRow) -> LargePieces:
+async def read_pieces(dashboard: DashboardState, ctx: RequestContext, row: JobRow) -> LargePieces:
     """Read the beginning of large data and results, and the end of large stack traces.
 
     The newest stack trace is the last.
@@ -74,9 +74,9 @@ async def read_pieces(board: Board, visit: Visit, row: JobRow) -> LargePieces:
         length = row.sizes.get(field, 0)
         if length <= LARGE:
             return _NOTHING
-        return await board.views.read(
+        return await dashboard.views.read(
             ("piece", row.queue, row.job.id, field, length),
-            lambda: visit.server.preview_field(
+            lambda: ctx.server.preview_field(
                 row.queue, row.job.id, field, most=_HEAD, end=field == "stacktrace"
             ),
             _FRESH,
@@ -86,36 +86,36 @@ async def read_pieces(board: Board, visit: Visit, row: JobRow) -> LargePieces:
 
 
 def json_card(
-    visit: Visit, place: JobDetails, field: str, name: str, text: str, piece: FieldPiece
+    ctx: RequestContext, place: JobDetails, field: str, name: str, text: str, chunk: FieldPiece
 ) -> Element:
     """Return the card of a JSON field."""
     length = place.row.sizes.get(field, 0)
-    shown = text or piece.text
+    shown = text or chunk.text
     return section(
         div(
             h2(name),
             span(size(length), _download(place, field) if length else None, class_="quiet"),
             class_="cardhead",
         ),
-        pre(visit.settings.redactor.show(shown)) if shown else p(_no_text(length), class_="quiet"),
-        _cut(length, piece, "first"),
+        pre(ctx.settings.redactor.show(shown)) if shown else p(_no_text(length), class_="quiet"),
+        _cut(length, chunk, "first"),
         id=field,
         class_="card",
     )
 
 
-def result_card(visit: Visit, place: JobDetails, pieces: LargePieces) -> Element:
+def result_card(ctx: RequestContext, place: JobDetails, chunks: LargePieces) -> Element:
     """Return the card of the result, or of the progress if the job is not completed."""
     row = place.row
     if row.state is JobState.COMPLETED:
-        return json_card(visit, place, "result", "Result", row.result, pieces.result)
-    progress = _progress(visit, row.progress)
+        return json_card(ctx, place, "result", "Result", row.result, chunks.result)
+    progress = _progress(ctx, row.progress)
     is_over = row.state is JobState.FAILED and progress is None
     shown = progress or p("None.", class_="quiet")
     return section(h2("Progress"), shown, id="result", class_="card", hidden=is_over)
 
 
-def error_card(place: JobDetails, piece: FieldPiece) -> Node:
+def error_card(place: JobDetails, chunk: FieldPiece) -> Node:
     """Return the card of a job's errors, newest first."""
     job = place.row.job
     stacks = job.stacktrace
@@ -134,9 +134,9 @@ def error_card(place: JobDetails, piece: FieldPiece) -> Node:
         ),
         pre(job.failed_reason, class_="bad") if job.failed_reason else None,
         shown,
-        pre(unescape(piece.text)) if piece.text else None,
-        p(_no_text(length), class_="quiet") if length and not stacks and not piece.text else None,
-        _cut(length, piece, "last"),
+        pre(unescape(chunk.text)) if chunk.text else None,
+        p(_no_text(length), class_="quiet") if length and not stacks and not chunk.text else None,
+        _cut(length, chunk, "last"),
         id="error",
         class_="card",
     )
@@ -165,42 +165,42 @@ def log_card(place: JobDetails, log: Logs) -> Node:
     )
 
 
-def options_card(visit: Visit, place: JobDetails) -> Node:
+def options_card(ctx: RequestContext, place: JobDetails) -> Node:
     """Return the card of a job's options as stored in Redis, with secrets masked."""
     if not place.row.raw_options:
         return None
     text = place.row.raw_options.decode("utf-8", "backslashreplace")
-    shown = pre(visit.settings.redactor.show(text))
+    shown = pre(ctx.settings.redactor.show(text))
     return section(details(summary("Options"), shown), class_="card")
 
 
-async def download(visit: Visit) -> Response:
+async def download(ctx: RequestContext) -> Response:
     """Return a field of a job as a file.
 
     Secrets in JSON fields are masked; the failure reason and the log are not.
     """
-    queue, job_id = visit.query.need("q"), visit.query.need("id")
-    field = visit.query.get("field", "data")
+    queue, job_id = ctx.query.need("q"), ctx.query.need("id")
+    field = ctx.query.get("field", "data")
     name = _FILES.get(field)
     if name is None:
         raise Refused(400, f"Unknown job field: {field!r}.")
-    return Response.attachment(await _whole(visit, queue, job_id, field), name)
+    return Response.attachment(await _whole(ctx, queue, job_id, field), name)
 
 
-async def _whole(visit: Visit, queue: str, job_id: str, field: str) -> bytes:
+async def _whole(ctx: RequestContext, queue: str, job_id: str, field: str) -> bytes:
     if field == "log":
-        lines = await visit.server.get_log(queue, job_id, most_bytes=LARGEST)
+        lines = await ctx.server.get_log(queue, job_id, most_bytes=LARGEST)
         if not lines:
             raise JobNotFound(queue, job_id)
         if sum(map(len, lines)) > LARGEST:
             raise _too_large("The log")
         return b"\n".join(lines) + b"\n"
-    if (await visit.server.preview_field(queue, job_id, field, most=1)).size > LARGEST:
+    if (await ctx.server.preview_field(queue, job_id, field, most=1)).size > LARGEST:
         raise _too_large("This field")
-    raw = await visit.server.get_field(queue, job_id, field)
+    raw = await ctx.server.get_field(queue, job_id, field)
     if raw is None:
         raise JobNotFound(queue, job_id)
-    return raw if field == "reason" else await apart(_masked, visit.settings.redactor, raw)
+    return raw if field == "reason" else await apart(_masked, ctx.settings.redactor, raw)
 
 
 def _masked(redactor: Redactor, raw: bytes) -> bytes:
@@ -217,10 +217,10 @@ def _download(place: JobDetails, field: str) -> Node:
     return [" · ", link_to("download", "download", q=row.queue, id=row.job.id, field=field)]
 
 
-def _cut(length: int, piece: FieldPiece, which: str) -> Node:
-    if not piece.text:
+def _cut(length: int, chunk: FieldPiece, which: str) -> Node:
+    if not chunk.text:
         return None
-    shown = len(piece.text.encode("utf-8", "backslashreplace"))
+    shown = len(chunk.text.encode("utf-8", "backslashreplace"))
     words = f"Showing the {which} {size(shown)} of {size(length)}. Download it to see all."
     return p(words, class_="quiet")
 
@@ -229,11 +229,11 @@ def _no_text(length: int) -> str:
     return f"{size(length)}: too large to show here." if length else "None."
 
 
-def _progress(visit: Visit, text: str) -> Node:
+def _progress(ctx: RequestContext, text: str) -> Node:
     if not text or text == "0":
         return None
     try:
         value = float(text)
     except ValueError:
-        return pre(visit.settings.redactor.show(text))
+        return pre(ctx.settings.redactor.show(text))
     return meter(value, f"{text} %") if 0 <= value <= 100 else pre(text)

@@ -32,8 +32,8 @@ from taskbull.dashboard.html import (
 )
 from taskbull.dashboard.layout import Content
 from taskbull.dashboard.messages import Refused
-from taskbull.dashboard.state import Board, Parts
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
+from taskbull.dashboard.state import DashboardState, Parts
 from taskbull.errors import (
     ConfigurationError,
     ConnectionLost,
@@ -64,9 +64,9 @@ _COLUMNS: tuple[Node, ...] = (
 )
 
 
-async def show(board: Board, visit: Visit) -> Content:
+async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     """Return the operations page."""
-    rows = await _rows(board, visit)
+    rows = await _rows(dashboard, ctx)
     body = [
         div(h1("Operations"), class_="head"),
         p("Actions from all dashboards on this Redis in the last hour.", class_="quiet"),
@@ -75,18 +75,18 @@ async def show(board: Board, visit: Visit) -> Content:
     return Content("Operations", body, "operations", live=url("live", page="operations"))
 
 
-async def parts(board: Board, visit: Visit) -> Parts:
+async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     """Return the parts of the page that change."""
-    rows = await _rows(board, visit)
+    rows = await _rows(dashboard, ctx)
     return Parts(lists={"operations": rows} if rows else {})
 
 
-async def _rows(board: Board, visit: Visit) -> dict[str, Element]:
-    found = await board.views.read(("operations",), visit.server.operations)
-    return {f"operation-{record.id}": _row(visit, record) for record in found}
+async def _rows(dashboard: DashboardState, ctx: RequestContext) -> dict[str, Element]:
+    found = await dashboard.views.read(("operations",), ctx.server.operations)
+    return {f"operation-{record.id}": _row(ctx, record) for record in found}
 
 
-def _row(visit: Visit, record: OperationRecord) -> Element:
+def _row(ctx: RequestContext, record: OperationRecord) -> Element:
     began = datetime.fromtimestamp(record.began_ms / 1000, UTC)
     runs = record.ended_ms is None
     silent = runs and time.time() * 1000 - record.beat_ms > _SILENT_MS
@@ -98,7 +98,7 @@ def _row(visit: Visit, record: OperationRecord) -> Element:
         cell("Jobs", number(record.count), kind="n"),
         cell("By", record.by),
         cell("When", ago(began), kind="nw"),
-        cell("", _stop(visit, record) if runs and not silent else None, kind="bare"),
+        cell("", _stop(ctx, record) if runs and not silent else None, kind="bare"),
         id=f"operation-{record.id}",
     )
 
@@ -119,9 +119,9 @@ def _progress(record: OperationRecord) -> Node:
     return div(meter(100 * record.looked_at / record.total, words))
 
 
-def _stop(visit: Visit, record: OperationRecord) -> Node:
+def _stop(ctx: RequestContext, record: OperationRecord) -> Node:
     fields = {"q": record.queue, "id": record.id}
-    return ask_button(visit, "stop", "Stop", fields, url("operations"), "light")
+    return ask_button(ctx, "stop", "Stop", fields, url("operations"), "light")
 
 
 # Error pages.

@@ -7,12 +7,25 @@ from collections.abc import Sequence
 from taskbull.core.trouble import Trouble
 from taskbull.dashboard.components import ask_button, grid, plural
 from taskbull.dashboard.components import link as link_to
-from taskbull.dashboard.html import Drawn, Element, Node, h1, h2, li, p, section, span, th, ul, url
+from taskbull.dashboard.html import (
+    Element,
+    Node,
+    Rendered,
+    h1,
+    h2,
+    li,
+    p,
+    section,
+    span,
+    th,
+    ul,
+    url,
+)
 from taskbull.dashboard.layout import Content
 from taskbull.dashboard.queue_line import draw_line, line_of
+from taskbull.dashboard.request_context import RequestContext
 from taskbull.dashboard.sampler import BoardSample
-from taskbull.dashboard.state import Board, Parts
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.state import DashboardState, Parts
 
 _COLUMNS: Sequence[Node] = (
     "Queue",
@@ -33,27 +46,27 @@ _SERIOUS = 50
 _MOST_TROUBLES = 20
 
 
-async def show(board: Board, visit: Visit) -> Content:
+async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     """Return the overview page."""
-    sample = await board.sampler.latest()
+    sample = await dashboard.sampler.latest()
     live = url("live", page="")
     if not sample.queues and sample.problem is not None:
         return Content("Overview", _away(sample.problem), status=503, live=live)
     body = [
         h1("Queues", class_="unseen"),
-        _troubles(visit, sample),
-        grid("queues", _COLUMNS, list(_rows(board, sample).values()), _empty(visit, sample)),
+        _troubles(ctx, sample),
+        grid("queues", _COLUMNS, list(_rows(dashboard, sample).values()), _empty(ctx, sample)),
         _finding(sample),
     ]
     return Content("Overview", body, live=live, read_at=sample.stale_since)
 
 
-async def parts(board: Board, visit: Visit) -> Parts:
+async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     """Return the parts of the page that change."""
-    sample = await board.sampler.latest()
+    sample = await dashboard.sampler.latest()
     return Parts(
-        {"troubles": _troubles(visit, sample), "finding": _finding(sample)},
-        {"queues": _rows(board, sample)} if sample.queues else {},
+        {"troubles": _troubles(ctx, sample), "finding": _finding(sample)},
+        {"queues": _rows(dashboard, sample)} if sample.queues else {},
         sample.problem,
     )
 
@@ -67,8 +80,8 @@ def _away(problem: str) -> Node:
     )
 
 
-def _empty(visit: Visit, sample: BoardSample) -> Node:
-    where = f"{visit.server.address}, prefix {visit.server.prefix!r}"
+def _empty(ctx: RequestContext, sample: BoardSample) -> Node:
+    where = f"{ctx.server.address}, prefix {ctx.server.prefix!r}"
     if sample.searched < 1:
         return f"Searching for queues at {where}, {sample.searched:.0%} …"
     return f"No queues yet at {where}. Add a job to see its queue here."
@@ -80,13 +93,13 @@ def _finding(sample: BoardSample) -> Element:
     return p(words, id="finding", class_="quiet", hidden=is_over)
 
 
-def _troubles(visit: Visit, sample: BoardSample) -> Element:
+def _troubles(ctx: RequestContext, sample: BoardSample) -> Element:
     troubles = sample.troubles
     shown: Node = p(span("✓", class_="sign"), "All queues are healthy.", class_="fine")
     if not sample.queues:
         shown = None
     if troubles:
-        shown = ul([_trouble(visit, each) for each in troubles[:_MOST_TROUBLES]], class_="troubles")
+        shown = ul([_trouble(ctx, each) for each in troubles[:_MOST_TROUBLES]], class_="troubles")
     more = len(troubles) - _MOST_TROUBLES
     return section(
         h2("Problems", class_="unseen"),
@@ -96,24 +109,24 @@ def _troubles(visit: Visit, sample: BoardSample) -> Element:
     )
 
 
-def _trouble(visit: Visit, trouble: Trouble) -> Element:
+def _trouble(ctx: RequestContext, trouble: Trouble) -> Element:
     serious = trouble.weight >= _SERIOUS
     return li(
         span("!" if serious else "·", class_="sign", aria_hidden="true"),
         link_to(trouble.queue, "queue", q=trouble.queue),
         span(trouble.text, class_="what"),
-        _remedy(visit, trouble),
+        _remedy(ctx, trouble),
         class_=None if serious else "notes",
     )
 
 
-def _remedy(visit: Visit, trouble: Trouble) -> Node:
+def _remedy(ctx: RequestContext, trouble: Trouble) -> Node:
     queue = trouble.queue
     match trouble.remedy:
         case "errors":
             return link_to("errors ›", "errors", q=queue)
         case "resume":
-            return ask_button(visit, "resume", "Resume", {"q": queue}, url(""), "light")
+            return ask_button(ctx, "resume", "Resume", {"q": queue}, url(""), "light")
         case "workers":
             return link_to("workers ›", "workers")
         case "schedules":
@@ -122,8 +135,8 @@ def _remedy(visit: Visit, trouble: Trouble) -> Node:
             return link_to("why ›", "queue", q=queue)
 
 
-def _rows(board: Board, sample: BoardSample) -> dict[str, Drawn]:
-    return board.queue_rows.of(
+def _rows(dashboard: DashboardState, sample: BoardSample) -> dict[str, Rendered]:
+    return dashboard.queue_rows.of(
         {f"queue-{name}": state for name, state in sample.queues.items()},
         line_of,
         draw_line,

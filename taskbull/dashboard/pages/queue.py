@@ -50,9 +50,9 @@ from taskbull.dashboard.html import (
 )
 from taskbull.dashboard.layout import Content
 from taskbull.dashboard.messages import Form, Refused
+from taskbull.dashboard.request_context import RequestContext
 from taskbull.dashboard.sampler import QueueState
-from taskbull.dashboard.state import Board, Parts
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.state import DashboardState, Parts
 from taskbull.monitor.browse import START, After, JobRow, JobRows
 
 # The selected view: one state of a queue, from a position.
@@ -69,7 +69,7 @@ TABS = {
 }
 
 
-class Sight(Struct, frozen=True):
+class ListQuery(Struct, frozen=True):
     """The selected view of a queue: a state, a position and a filter."""
 
     queue: str
@@ -84,7 +84,7 @@ class Sight(Struct, frozen=True):
         place = place_fields(self.after)
         return url("queue", q=self.queue, state=self.state, find=self.typed or None, **place)
 
-    def at(self, after: After) -> Sight:
+    def at(self, after: After) -> ListQuery:
         """Return a copy that starts at another position."""
         return replace(self, after=after)
 
@@ -94,14 +94,14 @@ class Sight(Struct, frozen=True):
         return self.after == After()
 
 
-def read_sight(query: Form) -> Sight:
+def read_list_query(query: Form) -> ListQuery:
     """Read the selected view from a query string."""
     state = query.get("state", "waiting")
     if state not in TABS:
         raise Refused(400, f"Unknown state {state!r}.")
     after = After(query.number("n"), query.get("score"), query.get("last"))
     follows = query.get("follow") != "no"
-    return Sight(query.need("q"), JobState(state), after, query.get("find"), follows)
+    return ListQuery(query.need("q"), JobState(state), after, query.get("find"), follows)
 
 
 def read_typed(typed: str) -> Terms | None:
@@ -134,11 +134,11 @@ _BULK = {
 _LABELS = {"retry": "Retry", "remove": "Remove…", "promote": "Run now", "cancel": "Cancel…"}
 
 
-def job_list(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
+def job_list(ctx: RequestContext, list_query: ListQuery, page: JobRows, back: str) -> Element:
     """Return a list of jobs with checkboxes and actions."""
-    actions = [name for name in _BULK.get(sight.state, ("remove",)) if visit.may(name)]
+    actions = [name for name in _BULK.get(list_query.state, ("remove",)) if ctx.may(name)]
     tick_all = input_(type="checkbox", data_all=True, hidden=True, aria_label="Select all shown")
-    when = _WHEN.get(sight.state, "Finished")
+    when = _WHEN.get(list_query.state, "Finished")
     columns: list[Node] = [
         th(tick_all, scope="col") if actions else None,
         "Id",
@@ -148,12 +148,16 @@ def job_list(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
         th("Took", scope="col", class_="n"),
         "About",
     ]
-    rows = [job_line(visit, sight, row) for row in page.rows]
-    empty = f"No {sight.state} jobs." if sight.is_first else "No more jobs."
+    rows = [job_line(ctx, list_query, row) for row in page.rows]
+    empty = f"No {list_query.state} jobs." if list_query.is_first else "No more jobs."
     return form(
         [
             input_(type="hidden", name=name, value=value)
-            for name, value in (("q", sight.queue), ("state", str(sight.state)), ("back", back))
+            for name, value in (
+                ("q", list_query.queue),
+                ("state", str(list_query.state)),
+                ("back", back),
+            )
         ],
         grid("jobs", [column for column in columns if column is not None], rows, empty),
         div(
@@ -173,7 +177,7 @@ def job_list(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
             ]
             if page.rows
             else None,
-            _pager(sight, page),
+            _pager(list_query, page),
             class_="bulk",
         ),
         method="post",
@@ -182,28 +186,28 @@ def job_list(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
     )
 
 
-def _pager(sight: Sight, page: JobRows) -> Element:
-    order = "older" if sight.state in {JobState.FAILED, JobState.COMPLETED} else "later"
+def _pager(list_query: ListQuery, page: JobRows) -> Element:
+    order = "older" if list_query.state in {JobState.FAILED, JobState.COMPLETED} else "later"
     return span(
-        None if sight.is_first else a("‹ first", href=sight.at(After()).address),
-        None if page.after is None else a(f"{order} ›", href=sight.at(page.after).address),
+        None if list_query.is_first else a("‹ first", href=list_query.at(After()).address),
+        None if page.after is None else a(f"{order} ›", href=list_query.at(page.after).address),
         class_="pager",
     )
 
 
-def job_line(visit: Visit, sight: Sight, row: JobRow) -> Element:
+def job_line(ctx: RequestContext, list_query: ListQuery, row: JobRow) -> Element:
     """Return the row of a job."""
     job = row.job
     tick = input_(type="checkbox", name="id", value=job.id, aria_label=f"Select job {job.id}")
-    may_act = any(visit.may(name) for name in _BULK.get(sight.state, ("remove",)))
+    may_act = any(ctx.may(name) for name in _BULK.get(list_query.state, ("remove",)))
     return tr(
         cell("", tick, kind="tickbox") if may_act else None,
         cell("Id", link_to(job.id, "job", q=row.queue, id=job.id), kind="nw lead"),
         cell("Task", strong(job.name) if job.name else span("missing", class_="quiet")),
         cell("Attempts", _attempts(row), kind="n"),
-        cell(_WHEN.get(sight.state, "Finished"), _when(row), kind="nw"),
+        cell(_WHEN.get(list_query.state, "Finished"), _when(row), kind="nw"),
         cell("Took", duration(_took(row)), kind="n"),
-        cell("About", about(visit, row), kind="w"),
+        cell("About", about(ctx, row), kind="w"),
         id=f"job-{job.id}",
     )
 
@@ -232,7 +236,7 @@ def _took(row: JobRow) -> float | None:
     return (job.finished_ms - job.processed_ms) / 1000
 
 
-def about(visit: Visit, row: JobRow) -> Node:
+def about(ctx: RequestContext, row: JobRow) -> Node:
     """Return the most useful detail of a job: its error, worker, result or data."""
     if row.gone:
         return span("job data missing", class_="quiet")
@@ -244,7 +248,7 @@ def about(visit: Visit, row: JobRow) -> Node:
     if row.state is JobState.ACTIVE and row.job.processed_by:
         return span("on ", code(row.job.processed_by), class_="cut")
     shown = row.result if row.state is JobState.COMPLETED else row.data
-    text = " ".join(visit.settings.redactor.show(shown).split())
+    text = " ".join(ctx.settings.redactor.show(shown).split())
     return code(text, class_="cut quiet")
 
 
@@ -318,7 +322,7 @@ def _below(values: list[float], share: float) -> float | None:
     return max(0.0, sorted(values)[min(int(len(values) * share), len(values) - 1)])
 
 
-async def read_figures(board: Board, visit: Visit, queue: str) -> QueueFigures:
+async def read_figures(dashboard: DashboardState, ctx: RequestContext, queue: str) -> QueueFigures:
     """Read the figures of a queue, with up to ten calls. They are cached for 30 seconds."""
 
     async def read() -> QueueFigures:
@@ -326,15 +330,15 @@ async def read_figures(board: Board, visit: Visit, queue: str) -> QueueFigures:
         for state in (JobState.COMPLETED, JobState.FAILED):
             after = START
             for _ in range(_PAGES):
-                await visit.pace()
-                page = await visit.server.jobs(queue, state, after=after)
+                await ctx.throttle()
+                page = await ctx.server.jobs(queue, state, after=after)
                 rows += page.rows
                 if page.after is None:
                     break
                 after = page.after
         return figures_of(_newest(rows))
 
-    return await board.views.read(("figures", queue), read, _FRESH)
+    return await dashboard.views.read(("figures", queue), read, _FRESH)
 
 
 def _newest(rows: Sequence[JobRow]) -> list[JobRow]:
@@ -359,81 +363,89 @@ _MANY = 0.05
 """Share of failed jobs above which it is highlighted."""
 
 
-async def show(board: Board, visit: Visit) -> Content:
+async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     """Return the queue page."""
-    sight = read_sight(visit.query)
-    sample = await board.sampler.latest([sight.queue])
-    state = sample.queues.get(sight.queue)
+    list_query = read_list_query(ctx.query)
+    sample = await dashboard.sampler.latest([list_query.queue])
+    state = sample.queues.get(list_query.queue)
     if state is None:
-        raise Refused(404, f"Queue {sight.queue!r} not found.")
-    page = await _rows(board, visit, sight)
-    back = sight.address
+        raise Refused(404, f"Queue {list_query.queue!r} not found.")
+    page = await _rows(dashboard, ctx, list_query)
+    back = list_query.address
     body = [
-        _head(visit, state, sight),
+        _head(ctx, state, list_query),
         _why(state),
-        _tasks(await read_figures(board, visit, sight.queue)),
-        _tabs(state, sight),
-        _filter(sight),
-        job_list(visit, sight, page, back),
+        _tasks(await read_figures(dashboard, ctx, list_query.queue)),
+        _tabs(state, list_query),
+        _filter(list_query),
+        job_list(ctx, list_query, page, back),
     ]
-    live = url("live", page="queue", **_live_fields(sight))
+    live = url("live", page="queue", **_live_fields(list_query))
     return Content(
-        sight.queue, body, "-", sight.queue, str(sight.state), live, read_at=sample.stale_since
+        list_query.queue,
+        body,
+        "-",
+        list_query.queue,
+        str(list_query.state),
+        live,
+        read_at=sample.stale_since,
     )
 
 
-async def parts(board: Board, visit: Visit) -> Parts:
+async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     """Return the parts of the page that change.
 
     These are the counts, and the rows if the first page is shown without a filter and followed.
     """
-    sight = read_sight(visit.query)
-    state = (await board.sampler.latest([sight.queue])).queues.get(sight.queue)
+    list_query = read_list_query(ctx.query)
+    state = (await dashboard.sampler.latest([list_query.queue])).queues.get(list_query.queue)
     if state is None:
         return Parts()
     elements = {
         "queue-facts": _facts(state),
         "queue-why": _why(state),
-        "queue-tabs": _tabs(state, sight),
+        "queue-tabs": _tabs(state, list_query),
     }
-    if not (sight.follows and sight.is_first and not sight.typed):
+    if not (list_query.follows and list_query.is_first and not list_query.typed):
         return Parts(elements)
-    page = await _rows(board, visit, sight)
-    rows = {f"job-{row.job.id}": job_line(visit, sight, row) for row in page.rows}
+    page = await _rows(dashboard, ctx, list_query)
+    rows = {f"job-{row.job.id}": job_line(ctx, list_query, row) for row in page.rows}
     return Parts(elements, {"jobs": rows} if rows else {})
 
 
-async def _rows(board: Board, visit: Visit, sight: Sight) -> JobRows:
-    terms = read_typed(sight.typed)
+async def _rows(dashboard: DashboardState, ctx: RequestContext, list_query: ListQuery) -> JobRows:
+    terms = read_typed(list_query.typed)
     if terms is not None and not terms.empty:
         raise Refused(400, "This filter accepts only times. Use the search box to find text.")
-    view = ("rows", sight.queue, sight.state, sight.after, sight.typed)
-    return await board.views.read(
+    view = ("rows", list_query.queue, list_query.state, list_query.after, list_query.typed)
+    return await dashboard.views.read(
         view,
-        lambda: visit.server.jobs(sight.queue, sight.state, after=sight.after, terms=terms),
+        lambda: ctx.server.jobs(
+            list_query.queue, list_query.state, after=list_query.after, terms=terms
+        ),
     )
 
 
-def _head(visit: Visit, state: QueueState, sight: Sight) -> Element:
+def _head(ctx: RequestContext, state: QueueState, list_query: ListQuery) -> Element:
     found = state.found
-    name, back = state.name, sight.address
+    name, back = state.name, list_query.address
     fields = {"q": name}
     failed = found.counts[JobState.FAILED]
-    resume = ask_button(visit, "resume", "Resume", fields, back, "light")
-    pause = ask_button(visit, "pause", "Pause…", fields, back)
+    resume = ask_button(ctx, "resume", "Resume", fields, back, "light")
+    pause = ask_button(ctx, "pause", "Pause…", fields, back)
     return div(
         h1(name, span(" paused", class_="warn") if found.paused else None),
         _facts(state),
         div(
             link_to("Errors", "errors", q=name) if failed else None,
-            ask_button(visit, "retry-all", "Retry all…", fields, back)
-            if failed and sight.state is JobState.FAILED
+            ask_button(ctx, "retry-all", "Retry all…", fields, back)
+            if failed and list_query.state is JobState.FAILED
             else None,
             resume if found.paused else pause,
-            ask_button(visit, "limits", "Limits…", fields, back),
-            ask_button(visit, "clean", "Clean…", fields, back),
-            ask_button(visit, "drain", "Drain…", fields, back, "danger"),
-            ask_button(visit, "obliterate", "Obliterate…", fields, back, "danger"),
+            ask_button(ctx, "limits", "Limits…", fields, back),
+            ask_button(ctx, "clean", "Clean…", fields, back),
+            ask_button(ctx, "drain", "Drain…", fields, back, "danger"),
+            ask_button(ctx, "obliterate", "Obliterate…", fields, back, "danger"),
             class_="actions",
         ),
         class_="head",
@@ -482,42 +494,44 @@ def _tasks(figures: QueueFigures) -> Node:
     return ul(shown, class_="shares", title=words, aria_label=words)
 
 
-def _tabs(state: QueueState, sight: Sight) -> Element:
+def _tabs(state: QueueState, list_query: ListQuery) -> Element:
     counts = state.found.counts
     shown: list[Element] = []
     for each, name in TABS.items():
         count = counts[each] + (counts[JobState.PAUSED] if each is JobState.WAITING else 0)
-        here = each is sight.state
+        here = each is list_query.state
         shown.append(
             a(
                 name,
                 span(number(count), class_="count" if count else "count zero"),
-                href=url("queue", q=sight.queue, state=each),
+                href=url("queue", q=list_query.queue, state=each),
                 aria_current="page" if here else None,
             )
         )
     return nav(shown, id="queue-tabs", class_="tabs", aria_label="States")
 
 
-def _filter(sight: Sight) -> Node:
-    if sight.state not in {JobState.FAILED, JobState.COMPLETED, JobState.DELAYED}:
+def _filter(list_query: ListQuery) -> Node:
+    if list_query.state not in {JobState.FAILED, JobState.COMPLETED, JobState.DELAYED}:
         return None
     return form(
-        input_(type="hidden", name="q", value=sight.queue),
-        input_(type="hidden", name="state", value=str(sight.state)),
+        input_(type="hidden", name="q", value=list_query.queue),
+        input_(type="hidden", name="state", value=str(list_query.state)),
         label("Filter by time", for_="find", class_="unseen"),
         input_(
             id="find",
             type="text",
             name="find",
-            value=sight.typed,
+            value=list_query.typed,
             placeholder="after:03:10 before:03:20, or after:-15min",
             autocomplete="off",
         ),
         button("Filter", type="submit"),
-        link_to("all", "queue", q=sight.queue, state=sight.state) if sight.typed else None,
-        link_to("group by error", "errors", q=sight.queue)
-        if sight.state is JobState.FAILED
+        link_to("all", "queue", q=list_query.queue, state=list_query.state)
+        if list_query.typed
+        else None,
+        link_to("group by error", "errors", q=list_query.queue)
+        if list_query.state is JobState.FAILED
         else None,
         method="get",
         action="queue",
@@ -525,10 +539,10 @@ def _filter(sight: Sight) -> Node:
     )
 
 
-def _live_fields(sight: Sight) -> dict[str, str | int | None]:
+def _live_fields(list_query: ListQuery) -> dict[str, str | int | None]:
     return {
-        "q": sight.queue,
-        "state": sight.state,
-        "find": sight.typed or None,
-        **place_fields(sight.after),
+        "q": list_query.queue,
+        "state": list_query.state,
+        "find": list_query.typed or None,
+        **place_fields(list_query.after),
     }

@@ -10,28 +10,28 @@ from taskbull.dashboard.components import ago, ask_button, badge, cell, duration
 from taskbull.dashboard.components import link as link_to
 from taskbull.dashboard.html import Element, Node, div, h1, p, span, strong, th, tr, url
 from taskbull.dashboard.layout import Content
-from taskbull.dashboard.state import Board
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.request_context import RequestContext
+from taskbull.dashboard.state import DashboardState
 from taskbull.monitor.schedules import ScheduledRun
 
 _LATE: Final = 60.0
 _SHOWN: Final = 50
 
 
-async def show(board: Board, visit: Visit) -> Content:
+async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     """Return the schedules page, for one queue or all."""
-    queue = visit.query.get("q")
-    sample = await board.sampler.latest([queue] if queue else [])
+    queue = ctx.query.get("q")
+    sample = await dashboard.sampler.latest([queue] if queue else [])
     names = [queue] if queue else [
         name for name, state in sample.queues.items() if state.found.next_scheduled is not None
     ]  # fmt: skip
-    start = visit.query.number("n")
-    found = await board.views.read(
+    start = ctx.query.number("n")
+    found = await dashboard.views.read(
         ("schedules", tuple(names), start),
-        lambda: visit.server.next_schedules(names, start=start, limit=_SHOWN),
+        lambda: ctx.server.next_schedules(names, start=start, limit=_SHOWN),
     )
-    last = await board.views.read(
-        ("last runs", tuple(names), start), lambda: visit.server.last_runs(found.schedules)
+    last = await dashboard.views.read(
+        ("last runs", tuple(names), start), lambda: ctx.server.last_runs(found.schedules)
     )
     back = url("schedules", q=queue or None, n=start or None)
     body = [
@@ -48,7 +48,7 @@ async def show(board: Board, visit: Visit) -> Content:
                 th("Actions", scope="col"),
             ],
             [
-                _row(visit, schedule, run, back)
+                _row(ctx, schedule, run, back)
                 for schedule, run in zip(found.schedules, last, strict=True)
             ],
             "No schedules.",
@@ -63,7 +63,7 @@ async def show(board: Board, visit: Visit) -> Content:
     return Content("Schedules", body, "schedules", queue or None)
 
 
-def _row(visit: Visit, schedule: Schedule, last: ScheduledRun | None, back: str) -> Element:
+def _row(ctx: RequestContext, schedule: Schedule, last: ScheduledRun | None, back: str) -> Element:
     fields = {"q": schedule.queue, "id": schedule.id}
     return tr(
         cell("Schedule", strong(schedule.id), kind="lead"),
@@ -75,8 +75,8 @@ def _row(visit: Visit, schedule: Schedule, last: ScheduledRun | None, back: str)
         cell(
             "",
             div(
-                ask_button(visit, "run-schedule", "Run now", fields, back, "light"),
-                ask_button(visit, "remove-schedule", "Remove…", fields, back, "danger"),
+                ask_button(ctx, "run-schedule", "Run now", fields, back, "light"),
+                ask_button(ctx, "remove-schedule", "Remove…", fields, back, "danger"),
                 class_="actions",
             ),
             kind="bare",

@@ -21,8 +21,8 @@ from taskbull.dashboard.components import ago, badge, cell, clock, nothing, numb
 from taskbull.dashboard.components import link as link_to
 from taskbull.dashboard.html import (
     Element,
-    Gap,
     Node,
+    Placeholder,
     button,
     div,
     form,
@@ -31,8 +31,8 @@ from taskbull.dashboard.html import (
     li,
     p,
     render,
+    render_chunks,
     render_page,
-    render_pieces,
     strong,
     tr,
     ul,
@@ -41,9 +41,9 @@ from taskbull.dashboard.html import (
 from taskbull.dashboard.layout import Content, framed
 from taskbull.dashboard.messages import Form, Refused, Response, Stream
 from taskbull.dashboard.pages.queue import about
+from taskbull.dashboard.request_context import RequestContext
 from taskbull.dashboard.sampler import QueueState
-from taskbull.dashboard.state import Board
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.state import DashboardState
 from taskbull.errors import (
     ConnectionLost,
     JobNotFound,
@@ -60,7 +60,7 @@ _SHOWN: Final = 10
 _NEWEST_FIRST: Final = frozenset({JobState.FAILED, JobState.COMPLETED})
 
 
-class Reach(Struct, frozen=True):
+class SearchCoverage(Struct, frozen=True):
     """Coverage of a search in one state of a queue."""
 
     queue: str
@@ -82,7 +82,7 @@ class Progress(Struct, frozen=True):
     found: int = 0
     looked_at: int = 0
     too_large: int = 0
-    reached: list[Reach] = []
+    reached: list[SearchCoverage] = []
     """States that are only partly searched, the latest first."""
 
 
@@ -107,7 +107,7 @@ def describe(progress: Progress, *, ended: bool, one_state: bool) -> Node:
     ]
 
 
-def _parts(reached: Sequence[Reach]) -> Node:
+def _parts(reached: Sequence[SearchCoverage]) -> Node:
     if not reached:
         return None
     left = len(reached) - _SHOWN
@@ -118,14 +118,14 @@ def _parts(reached: Sequence[Reach]) -> Node:
     )
 
 
-def _span(reach: Reach) -> Node:
-    newest = reach.state in _NEWEST_FIRST
+def _span(coverage: SearchCoverage) -> Node:
+    newest = coverage.state in _NEWEST_FIRST
     words = "newest" if newest else "next"
-    total = max(reach.total, reach.looked_at)
+    total = max(coverage.total, coverage.looked_at)
     return [
-        f"the {words} {number(reach.looked_at)} of {plural(total, 'job')}",
-        None if reach.until is None else [" (", "back" if newest else "up", " to "],
-        None if reach.until is None else [clock(reach.until), ")"],
+        f"the {words} {number(coverage.looked_at)} of {plural(total, 'job')}",
+        None if coverage.until is None else [" (", "back" if newest else "up", " to "],
+        None if coverage.until is None else [clock(coverage.until), ")"],
     ]
 
 
@@ -157,7 +157,7 @@ _MOST_REACHED: Final = 20
 """Maximum number of partly searched states to keep."""
 
 
-class Spot(Struct, frozen=True):
+class SearchPosition(Struct, frozen=True):
     """A state of a queue to search, and the position to continue from."""
 
     queue: str
@@ -165,92 +165,96 @@ class Spot(Struct, frozen=True):
     after: After = START
 
 
-class Looking(Struct, frozen=True):
+class SearchState(Struct, frozen=True):
     """The remainder of a search. A form carries it from step to step."""
 
-    spots: list[Spot]
+    positions: list[SearchPosition]
     progress: Progress = Progress()
     one_state: bool = False
     """True if the search covers only one state of one queue."""
 
 
-async def search(board: Board, visit: Visit) -> Response | Stream:
+async def search(dashboard: DashboardState, ctx: RequestContext) -> Response | Stream:
     """Search for the text in a form.
 
     If the text is the id of a single job, redirect to that job. A text that only filters by time
     redirects to the queue page. Otherwise stream the matches.
     """
-    given = await visit.request.form()
+    given = await ctx.request.form()
     text = given.need("text").strip()
     if not text:
         raise Refused(400, "Enter a search term.")
     if not given.get("place") and " " not in text:
-        hits = await _by_id(board, visit, text)
+        hits = await _by_id(dashboard, ctx, text)
         if len(hits) == 1:
             return Response.redirect(url("job", q=hits[0].queue, id=text))
         if hits:
-            return _hits_page(visit, given, hits)
+            return _hits_page(ctx, given, hits)
     terms = read_terms(text, datetime.now(UTC).astimezone())
-    _check_paths(visit, terms)
+    _check_paths(ctx, terms)
     queue, state = given.get("q"), given.get("state")
     if queue and terms.empty:
         address = url("queue", q=queue, state=state or JobState.FAILED, find=text)
         return Response.redirect(address)
-    looking = _continued(given) or await _beginning(board, queue, state)
-    search = _Search(visit, terms, looking, one_queue=bool(queue))
+    search_state = _continued(given) or await _beginning(dashboard, queue, state)
+    search = _Search(ctx, terms, search_state, one_queue=bool(queue))
     first = await search.step()  # Refuse invalid searches before the page starts.
-    return Stream(_stream(visit, given, search, first), "text/html; charset=utf-8")
+    return Stream(_stream(ctx, given, search, first), "text/html; charset=utf-8")
 
 
-def _check_paths(visit: Visit, terms: Terms) -> None:
+def _check_paths(ctx: RequestContext, terms: Terms) -> None:
     """Refuse to search values that this user may not see."""
-    if visit.may("download-unmasked"):
+    if ctx.may("download-unmasked"):
         return
     for each in terms.paths:
-        if any(visit.settings.redactor.hides(step) for step in each.path):
+        if any(ctx.settings.redactor.hides(step) for step in each.path):
             place = ".".join(("data", *each.path))
             raise Refused(403, f"The value of {place} is masked, so it cannot be searched.")
 
 
-async def _by_id(board: Board, visit: Visit, job_id: str) -> list[JobRow]:
+async def _by_id(dashboard: DashboardState, ctx: RequestContext, job_id: str) -> list[JobRow]:
     """Return the jobs with this id, with one short call per queue."""
-    queues = list((await board.sampler.latest()).queues)[:_MOST_QUEUES]
+    queues = list((await dashboard.sampler.latest()).queues)[:_MOST_QUEUES]
     found: list[JobRow] = []
 
-    async def look(queue: str) -> None:
+    async def find(queue: str) -> None:
         try:
-            found.append((await visit.server.inspect(queue, job_id)).row)
+            found.append((await ctx.server.inspect(queue, job_id)).row)
         except (JobNotFound, TaskbullError):
             return
 
     async with create_task_group() as tasks:
         for queue in queues:
-            tasks.start_soon(look, queue)
+            tasks.start_soon(find, queue)
     return sorted(found, key=lambda row: row.queue)
 
 
-async def _beginning(board: Board, queue: str, state: str) -> Looking:
-    queues = (await board.sampler.latest([queue] if queue else [])).queues
+async def _beginning(dashboard: DashboardState, queue: str, state: str) -> SearchState:
+    queues = (await dashboard.sampler.latest([queue] if queue else [])).queues
     chosen = [JobState(state)] if queue and state in set(STATES) else STATES
     readable = [name for name, each in queues.items() if each.facts.problem is None]
     names = [queue] if queue else readable
-    spots = [spot for each in chosen for name in names for spot in _spots(queues, name, each)]
-    return Looking(spots, one_state=len(spots) == 1)
+    positions = [
+        position for each in chosen for name in names for position in _positions(queues, name, each)
+    ]
+    return SearchState(positions, one_state=len(positions) == 1)
 
 
-def _spots(queues: Mapping[str, QueueState], name: str, state: JobState) -> list[Spot]:
+def _positions(
+    queues: Mapping[str, QueueState], name: str, state: JobState
+) -> list[SearchPosition]:
     """Return the lists to search for a state. Parked jobs of a paused queue count as waiting."""
     found = queues.get(name)
     if state is JobState.WAITING and found is not None and found.found.counts[JobState.PAUSED]:
-        return [Spot(name, state), Spot(name, JobState.PAUSED)]
-    return [Spot(name, state)]
+        return [SearchPosition(name, state), SearchPosition(name, JobState.PAUSED)]
+    return [SearchPosition(name, state)]
 
 
-def _continued(given: Form) -> Looking | None:
+def _continued(given: Form) -> SearchState | None:
     if not given.get("place"):
         return None
     try:
-        return msgspec.json.decode(given.get("place"), type=Looking)
+        return msgspec.json.decode(given.get("place"), type=SearchState)
     except (msgspec.MsgspecError, UnicodeError):
         raise Refused(400, "This search has expired. Start a new one.") from None
 
@@ -258,28 +262,30 @@ def _continued(given: Form) -> Looking | None:
 class _Search:
     """A running search, bounded by matches, jobs searched and time."""
 
-    def __init__(self, visit: Visit, terms: Terms, looking: Looking, *, one_queue: bool) -> None:
-        self._visit = visit
+    def __init__(
+        self, ctx: RequestContext, terms: Terms, search_state: SearchState, *, one_queue: bool
+    ) -> None:
+        self._ctx = ctx
         self._terms = terms
-        self._spots = list(looking.spots)
-        self._before = looking
+        self._positions = list(search_state.positions)
+        self._before = search_state
         self._one_queue = one_queue
         # A search must not reveal values that the user may not see.
-        sees_all = visit.may("download-unmasked")
-        self._mask = None if sees_all else visit.settings.redactor.mask
+        sees_all = ctx.may("download-unmasked")
+        self._mask = None if sees_all else ctx.settings.redactor.mask
         self._until = time.monotonic() + _SECONDS
         self._looked_at = self._too_large = 0
-        self._reached = list(looking.progress.reached)
+        self._reached = list(search_state.progress.reached)
         self.hits = 0
 
     @property
-    def goes_on(self) -> bool:
+    def should_continue(self) -> bool:
         """True if there is more to search and no limit is reached."""
         enough = self.hits >= _MOST_HITS or self._looked_at >= _STEP
-        return bool(self._spots) and not enough and time.monotonic() < self._until
+        return bool(self._positions) and not enough and time.monotonic() < self._until
 
     @property
-    def left(self) -> Looking:
+    def left(self) -> SearchState:
         """The remainder of the search, with the coverage so far."""
         before = self._before.progress
         progress = Progress(
@@ -288,59 +294,61 @@ class _Search:
             before.too_large + self._too_large,
             self._reached[:_MOST_REACHED],
         )
-        return Looking(self._spots, progress, self._before.one_state)
+        return SearchState(self._positions, progress, self._before.one_state)
 
     async def step(self) -> list[JobRow]:
         """Search up to 100 more jobs and return the matches."""
-        if not self._spots:
+        if not self._positions:
             return []
-        spot = self._spots[0]
-        await self._visit.pace()
-        server = self._visit.server
+        position = self._positions[0]
+        await self._ctx.throttle()
+        server = self._ctx.server
         try:
             found = await server.search(
-                spot.queue, spot.state, self._terms, after=spot.after, mask=self._mask
+                position.queue, position.state, self._terms, after=position.after, mask=self._mask
             )
         except (ServerRefused, SerializationError) as error:
             if self._one_queue or isinstance(error, ConnectionLost):
                 raise
-            self._spots.pop(0)  # Continue with other queues. The overview shows the error.
+            self._positions.pop(0)  # Continue with other queues. The overview shows the error.
             return []
         self.hits += len(found.rows)
         self._looked_at += found.looked_at
         self._too_large += found.too_large
-        reach = self._note(spot, found)
-        if found.after is None or (not self._one_queue and reach.looked_at >= _EACH):
-            self._spots.pop(0)
+        coverage = self._note(position, found)
+        if found.after is None or (not self._one_queue and coverage.looked_at >= _EACH):
+            self._positions.pop(0)
             if found.after is None:
                 self._reached.pop(0)
         else:
-            self._spots[0] = Spot(spot.queue, spot.state, found.after)
+            self._positions[0] = SearchPosition(position.queue, position.state, found.after)
         return found.rows
 
-    def _note(self, spot: Spot, found: SearchStep) -> Reach:
+    def _note(self, position: SearchPosition, found: SearchStep) -> SearchCoverage:
         """Record the coverage of this state at the front of the list."""
         known, looked_at = self._reached[:1], found.looked_at
-        if known and (known[0].queue, known[0].state) == (spot.queue, spot.state):
+        if known and (known[0].queue, known[0].state) == (position.queue, position.state):
             looked_at += known[0].looked_at
             self._reached.pop(0)
-        reach = Reach(spot.queue, spot.state, looked_at, found.total, found.reached)
-        self._reached.insert(0, reach)
-        return reach
+        coverage = SearchCoverage(
+            position.queue, position.state, looked_at, found.total, found.reached
+        )
+        self._reached.insert(0, coverage)
+        return coverage
 
 
 async def _stream(
-    visit: Visit, given: Form, search: _Search, first: list[JobRow]
+    ctx: RequestContext, given: Form, search: _Search, first: list[JobRow]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the page: matches as they are found, then the coverage."""
-    content = _content(given, Gap(), Gap())
-    before, between, after = render_pieces(framed(visit, content))
-    yield before + _shown(visit, first)
+    content = _content(given, Placeholder(), Placeholder())
+    before, between, after = render_chunks(framed(ctx, content))
+    yield before + _shown(ctx, first)
     problem = None
     try:
-        while search.goes_on:
+        while search.should_continue:
             if rows := await search.step():
-                yield _shown(visit, rows)
+                yield _shown(ctx, rows)
     except TaskbullError as error:
         problem = f"The search was interrupted: {error}"
     if not search.hits:
@@ -348,23 +356,23 @@ async def _stream(
     left = search.left
     said = [
         None if problem is None else p(problem, class_="notice", role="alert"),
-        describe(left.progress, ended=not left.spots, one_state=left.one_state),
-        _go_on(given, left) if left.spots else None,
+        describe(left.progress, ended=not left.positions, one_state=left.one_state),
+        _continue_form(given, left) if left.positions else None,
     ]
     yield between + render(said).encode() + after
 
 
-def _shown(visit: Visit, rows: list[JobRow]) -> bytes:
-    return render([_row(visit, row) for row in rows]).encode()
+def _shown(ctx: RequestContext, rows: list[JobRow]) -> bytes:
+    return render([_row(ctx, row) for row in rows]).encode()
 
 
 _COLUMNS: Final[Sequence[Node]] = ("Job", "Queue", "State", "Task", "When", "About")
 
 
-def _hits_page(visit: Visit, given: Form, hits: list[JobRow]) -> Response:
+def _hits_page(ctx: RequestContext, given: Form, hits: list[JobRow]) -> Response:
     words = p(f"{plural(len(hits), 'job')} with this id.", class_="quiet", role="status")
-    content = _content(given, [_row(visit, row) for row in hits], words)
-    return Response(render_page(framed(visit, content)))
+    content = _content(given, [_row(ctx, row) for row in hits], words)
+    return Response(render_page(framed(ctx, content)))
 
 
 def _content(given: Form, rows: Node, words: Node) -> Content:
@@ -378,7 +386,7 @@ def _content(given: Form, rows: Node, words: Node) -> Content:
     return Content("Search", body, "-", queue, given.get("state") or None)
 
 
-def _row(visit: Visit, row: JobRow) -> Element:
+def _row(ctx: RequestContext, row: JobRow) -> Element:
     job = row.job
     when = job.finished_on or job.processed_on or job.timestamp
     return tr(
@@ -387,11 +395,11 @@ def _row(visit: Visit, row: JobRow) -> Element:
         cell("State", badge(row.state)),
         cell("Task", job.name),
         cell("When", ago(when), kind="nw"),
-        cell("About", about(visit, row), kind="w"),
+        cell("About", about(ctx, row), kind="w"),
     )
 
 
-def _go_on(given: Form, left: Looking) -> Element:
+def _continue_form(given: Form, left: SearchState) -> Element:
     carried = {"text": given.get("text"), "q": given.get("q"), "state": given.get("state")}
     carried["place"] = msgspec.json.encode(left).decode()
     return form(

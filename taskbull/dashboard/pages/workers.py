@@ -25,18 +25,18 @@ from taskbull.dashboard.html import (
     url,
 )
 from taskbull.dashboard.layout import Content
+from taskbull.dashboard.request_context import RequestContext
 from taskbull.dashboard.sampler import BoardSample, QueueState
-from taskbull.dashboard.state import Board, Parts
-from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.state import DashboardState, Parts
 from taskbull.errors import SerializationError, ServerRefused
 from taskbull.monitor.browse import ConnectedWorker
 
 _LONGEST: Final = 100
 
 
-async def show(board: Board, visit: Visit) -> Content:
+async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     """Return the workers page."""
-    sample = await board.sampler.latest()
+    sample = await dashboard.sampler.latest()
     body = [
         div(h1("Workers"), class_="head"),
         None
@@ -47,17 +47,17 @@ async def show(board: Board, visit: Visit) -> Content:
             class_="notice",
         ),
         grid("workers", _COLUMNS, list(_rows(sample).values()), "No workers are connected."),
-        await _longest(board, visit, sample),
+        await _longest(dashboard, ctx, sample),
     ]
     return Content(
         "Workers", body, "workers", live=url("live", page="workers"), read_at=sample.stale_since
     )
 
 
-async def parts(board: Board, visit: Visit) -> Parts:
+async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     """Return the parts of the page that change."""
-    sample = await board.sampler.latest()
-    longest = await _longest(board, visit, sample)
+    sample = await dashboard.sampler.latest()
+    longest = await _longest(dashboard, ctx, sample)
     return Parts({"longest": longest}, {"workers": _rows(sample)}, sample.problem)
 
 
@@ -121,13 +121,13 @@ def _other(state: QueueState, worker: ConnectedWorker, place: int) -> Element:
     )
 
 
-async def _longest(board: Board, visit: Visit, sample: BoardSample) -> Element:
+async def _longest(dashboard: DashboardState, ctx: RequestContext, sample: BoardSample) -> Element:
     busy = [state.name for state in sample.queues.values() if state.found.counts["active"]][:20]
     rows: list[Element] = []
     for queue in busy:
-        read = partial(visit.server.active, queue, _LONGEST)
+        read = partial(ctx.server.active, queue, _LONGEST)
         try:
-            active = await board.views.read(("active", queue), read, 5.0)
+            active = await dashboard.views.read(("active", queue), read, 5.0)
         except (ServerRefused, SerializationError):
             continue  # The overview shows the error.
         rows += [

@@ -281,13 +281,13 @@ class MessageSocket(Generic[Incoming]):
             BadFrame: If the bytes are not a message.
         """
         try:
-            piece = self.socket.recv(_PIECE)
+            chunk = self.socket.recv(_PIECE)
         except ConnectionError:
-            piece = b""
-        if not piece:
+            chunk = b""
+        if not chunk:
             raise EOFError
         held = self._received
-        held += piece
+        held += chunk
         while len(held) >= _HEADER.size:
             mark, length = _HEADER.unpack_from(held)
             if mark != MARK or length > MOST:

@@ -93,14 +93,14 @@ class OutputReader:
         """
         for _ in range(_PIECES):
             try:
-                piece = os.read(self.descriptor, _PIECE)
+                chunk = os.read(self.descriptor, _PIECE)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
-            if not piece:
+            if not chunk:
                 return False
-            self._take(piece)
+            self._take(chunk)
         return True
 
     def end_of_job(self) -> None:
@@ -110,8 +110,8 @@ class OutputReader:
             self._held = b""
         self._log_left_out()
 
-    def _take(self, piece: bytes) -> None:
-        *lines, rest = piece.split(b"\n")
+    def _take(self, chunk: bytes) -> None:
+        *lines, rest = chunk.split(b"\n")
         if lines:
             lines[0] = self._held + lines[0]
             for line in lines:
@@ -588,8 +588,8 @@ class PoolProcess:
     def _read_fault(self) -> str:
         written = b""
         with suppress(BlockingIOError):
-            while piece := os.read(self._faults, 65536):
-                written += piece
+            while chunk := os.read(self._faults, 65536):
+                written += chunk
         return where_of(written[-_FAULT_LIMIT:].decode("utf-8", "backslashreplace"))
 
     def _exit_reason(self, code: int) -> str:

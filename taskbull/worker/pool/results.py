@@ -27,6 +27,7 @@ from taskbull.core.outcome import (
 )
 from taskbull.errors import (
     ConnectionLost,
+    JobControl,
     LockLost,
     MaybeExecuted,
     PermanentError,
@@ -37,7 +38,6 @@ from taskbull.errors import (
     ServerRefused,
     ServerUnavailable,
     Snooze,
-    Steering,
     TaskbullError,
     TransientError,
     WaitForChildren,
@@ -73,7 +73,7 @@ def error_reply(number: int, error: TaskbullError, *, of_redis: bool = False) ->
     return Reply(number, None, type(error).__name__, str(error), code, of_redis)
 
 
-_IN_REPLIES: Final[dict[str, Callable[[Reply], TaskbullError | Steering]]] = {
+_IN_REPLIES: Final[dict[str, Callable[[Reply], TaskbullError | JobControl]]] = {
     "WaitForChildren": lambda _: WaitForChildren(),
     "PermanentError": lambda reply: PermanentError(reply.text),
     "ConnectionLost": lambda reply: ConnectionLost(reply.text),
@@ -83,7 +83,7 @@ _IN_REPLIES: Final[dict[str, Callable[[Reply], TaskbullError | Steering]]] = {
 }
 
 
-def error_in_reply(reply: Reply, queue: str, job_id: str) -> TaskbullError | Steering:
+def error_in_reply(reply: Reply, queue: str, job_id: str) -> TaskbullError | JobControl:
     """Return the error of a reply. An unknown class becomes a `TaskbullError`."""
     if reply.error == LockLost.__name__:
         return LockLost(queue, job_id)
@@ -142,7 +142,7 @@ def error_of(raised: Raised) -> Exception:
     return steering
 
 
-_STEERING: Final[dict[str, Callable[[Raised], Steering]]] = {
+_STEERING: Final[dict[str, Callable[[Raised], JobControl]]] = {
     "taskbull.errors.Retry": lambda raised: Retry(raised.reason, after=raised.delay),
     "taskbull.errors.Snooze": lambda raised: Snooze(raised.delay),
     "taskbull.errors.RateLimited": lambda raised: RateLimited(raised.delay),

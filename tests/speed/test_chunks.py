@@ -16,8 +16,8 @@ from taskbull.store.address import parse
 from taskbull.store.server_process import ServerProcess
 from tests.servers.kinds import KINDS
 from tests.speed.bounds import check_not_grown
+from tests.speed.chunks import OPERATIONS, play
 from tests.speed.counting import Counter, Counts
-from tests.speed.pieces import OPERATIONS, play
 
 WERE = {
     # Jobs that are encoded in the same ms share what they have in common. The bytes here are those

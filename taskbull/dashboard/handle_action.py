@@ -13,13 +13,13 @@ from secrets import token_hex
 
 from taskbull.dashboard.actions.queues import ACTIONS
 from taskbull.dashboard.forms import (
-    Acted,
-    BoardAction,
-    BoardOrder,
+    ActionRequest,
+    ActionResult,
+    DashboardAction,
     Notice,
     read_back,
     read_once,
-    read_order,
+    read_request,
 )
 from taskbull.dashboard.html import (
     Element,
@@ -44,8 +44,8 @@ from taskbull.dashboard.messages import (
     Response,
 )
 from taskbull.dashboard.pages.operations import describe_error
-from taskbull.dashboard.state import Board
-from taskbull.dashboard.visit import Audit, Visit
+from taskbull.dashboard.request_context import Audit, RequestContext
+from taskbull.dashboard.state import DashboardState
 from taskbull.errors import TaskbullError
 from taskbull.monitor.audit import OperationRecord
 
@@ -56,7 +56,7 @@ _IDS_LOGGED = 20
 _FILE = "jobs.jsonl"
 
 
-async def read_action(visit: Visit, name: str | None = None) -> tuple[BoardAction, Form]:
+async def read_action(ctx: RequestContext, name: str | None = None) -> tuple[DashboardAction, Form]:
     """Return the submitted action and the form.
 
     Args:
@@ -66,93 +66,99 @@ async def read_action(visit: Visit, name: str | None = None) -> tuple[BoardActio
     Raises:
         Refused: If the action is unknown, disabled or not permitted for this user.
     """
-    if visit.settings.read_only:
+    if ctx.settings.read_only:
         raise Refused(403, "This dashboard is read-only.")
-    edits = visit.may("readd")
-    given = await visit.request.form(MOST_EDITED_BYTES if edits else MOST_BYTES)
+    edits = ctx.may("readd")
+    given = await ctx.request.form(MOST_EDITED_BYTES if edits else MOST_BYTES)
     action = ACTIONS.get(given.get("action") if name is None else name)
     if action is None:
         raise Refused(400, "Unknown action.")
-    if action.name not in visit.settings.allowed:
+    if action.name not in ctx.settings.allowed:
         raise Refused(
             403,
             f"{action.label} is disabled. To enable it, use Dashboard(allow=[{action.name!r}]) or "
             f"taskbull dashboard --allow {action.name}.",
         )
-    if not visit.may(action.name):
-        raise Refused(403, f"{visit.access.user} is not allowed to: {action.name}.")
+    if not ctx.may(action.name):
+        raise Refused(403, f"{ctx.access.user} is not allowed to: {action.name}.")
     return action, given
 
 
-async def confirm(visit: Visit) -> tuple[Content, bool]:
+async def confirm(ctx: RequestContext) -> tuple[Content, bool]:
     """Return the confirmation page, and True if the browser wants only the question."""
-    action, given = await read_action(visit)
-    order = read_order(action, given)
-    question = await action.question(visit, order)
-    asked = _question(action, order, question)
+    action, given = await read_action(ctx)
+    request = read_request(action, given)
+    question = await action.question(ctx, request)
+    asked = _question(action, request, question)
     return Content(action.label, section(asked, class_="card"), page="-"), bool(
         given.get("fragment")
     )
 
 
-async def act(board: Board, visit: Visit) -> Response:
+async def act(dashboard: DashboardState, ctx: RequestContext) -> Response:
     """Perform the submitted action once, then redirect to the page it came from."""
-    action, given = await read_action(visit)
-    order = read_order(action, given)
+    action, given = await read_action(ctx)
+    request = read_request(action, given)
     number = read_once(given)
-    if action.typed and given.get("typed") != order.queue:
-        raise Refused(400, f"The typed name is not {order.queue!r}. Nothing changed.")
-    if not await visit.server.claim(number):
+    if action.typed and given.get("typed") != request.queue:
+        raise Refused(400, f"The typed name is not {request.queue!r}. Nothing changed.")
+    if not await ctx.server.claim(number):
         back = read_back(given.get("back"))
-        return _return(board, Notice("Already done: this form was submitted twice.", back))
-    done = await _perform(visit, action, order)
+        return _return(dashboard, Notice("Already done: this form was submitted twice.", back))
+    done = await _perform(ctx, action, request)
     if done.file is not None:
         return Response.attachment(done.file, _FILE)
-    board.forget_views(order.queue)
-    after = None if done.after is None else partial(_go_on, board, order.queue, done.after)
-    return _return(board, Notice(done.said, done.back or order.back, done.offer), after)
+    dashboard.forget_views(request.queue)
+    after = None if done.after is None else partial(_continue, dashboard, request.queue, done.after)
+    return _return(dashboard, Notice(done.said, done.back or request.back, done.offer), after)
 
 
-async def download(visit: Visit) -> Response:
+async def download(ctx: RequestContext) -> Response:
     """Return the form's jobs as a file, whatever action the form names.
 
     The form can be submitted again afterwards. Secrets are masked unless the user may see them.
     """
-    sees_all = visit.may("download-unmasked")
-    action, given = await read_action(visit, "download-unmasked" if sees_all else "download")
-    done = await _perform(visit, action, read_order(action, given))
+    sees_all = ctx.may("download-unmasked")
+    action, given = await read_action(ctx, "download-unmasked" if sees_all else "download")
+    done = await _perform(ctx, action, read_request(action, given))
     return Response.attachment(done.file or b"", _FILE)
 
 
-async def _go_on(board: Board, queue: str, after: Callable[[], Awaitable[None]]) -> None:
+async def _continue(
+    dashboard: DashboardState, queue: str, after: Callable[[], Awaitable[None]]
+) -> None:
     await after()
-    board.forget_views(queue)
+    dashboard.forget_views(queue)
 
 
-async def _perform(visit: Visit, action: BoardAction, order: BoardOrder) -> Acted:
+async def _perform(
+    ctx: RequestContext, action: DashboardAction, request: ActionRequest
+) -> ActionResult:
     try:
-        done = await action.perform(visit, order)
+        done = await action.perform(ctx, request)
     except Refused as refused:
-        tell(visit, action, order, 0, f"refused: {refused.status}")
+        log_action(ctx, action, request, 0, f"refused: {refused.status}")
         raise
     except TaskbullError as error:
-        tell(visit, action, order, 0, f"failed: {type(error).__name__}")
+        log_action(ctx, action, request, 0, f"failed: {type(error).__name__}")
         raise describe_error(error) from error
-    tell(visit, action, order, done.count, "begun" if done.after else "done")
+    log_action(ctx, action, request, done.count, "begun" if done.after else "done")
     if done.after is None:
-        await visit.server.record_operation(_record(visit, action, order, done))
+        await ctx.server.record_operation(_record(ctx, action, request, done))
     return done
 
 
-def _record(visit: Visit, action: BoardAction, order: BoardOrder, done: Acted) -> OperationRecord:
+def _record(
+    ctx: RequestContext, action: DashboardAction, request: ActionRequest, done: ActionResult
+) -> OperationRecord:
     now_ms = int(time.time() * 1000)
-    ids = ", ".join(order.ids[:3]) + (", …" if len(order.ids) > 3 else "")
+    ids = ", ".join(request.ids[:3]) + (", …" if len(request.ids) > 3 else "")
     return OperationRecord(
         id=token_hex(8),
         action=action.name,
-        queue=order.queue,
+        queue=request.queue,
         what=done.about or ids,
-        by=visit.access.user,
+        by=ctx.access.user,
         began_ms=now_ms,
         ended_ms=now_ms,
         count=done.count,
@@ -160,42 +166,52 @@ def _record(visit: Visit, action: BoardAction, order: BoardOrder, done: Acted) -
     )
 
 
-def tell(visit: Visit, action: BoardAction, order: BoardOrder, count: int, outcome: str) -> None:
+def log_action(
+    ctx: RequestContext, action: DashboardAction, request: ActionRequest, count: int, outcome: str
+) -> None:
     """Log an action and pass it to `on_action`, without any job data."""
-    told = Audit(
+    audit = Audit(
         action.name,
-        order.queue,
-        order.ids[:_IDS_LOGGED],
+        request.queue,
+        request.ids[:_IDS_LOGGED],
         count,
-        order.form.get("group"),
-        visit.access.user,
-        visit.request.peer,
+        request.form.get("group"),
+        ctx.access.user,
+        ctx.request.peer,
         outcome,
     )
     _log.info(
         "%s queue=%r ids=%s count=%d group=%r by=%r from=%s: %s",
-        *(told.action, told.queue, list(told.ids), told.count, told.group, told.by, told.peer),
-        told.outcome,
-        extra={"audit": told},
+        *(
+            audit.action,
+            audit.queue,
+            list(audit.ids),
+            audit.count,
+            audit.group,
+            audit.by,
+            audit.peer,
+        ),
+        audit.outcome,
+        extra={"audit": audit},
     )
-    if visit.settings.on_action is not None:
+    if ctx.settings.on_action is not None:
         try:
-            visit.settings.on_action(told)
+            ctx.settings.on_action(audit)
         except Exception:  # noqa: BLE001 - user code
             _log.exception("on_action failed")
 
 
 def _return(
-    board: Board, notice: Notice, after: Callable[[], Awaitable[None]] | None = None
+    dashboard: DashboardState, notice: Notice, after: Callable[[], Awaitable[None]] | None = None
 ) -> Response:
     joint = "&" if "?" in notice.back else "?"
-    return Response.redirect(f"{notice.back}{joint}said={board.notices.put(notice)}", after)
+    return Response.redirect(f"{notice.back}{joint}said={dashboard.notices.put(notice)}", after)
 
 
-def _question(action: BoardAction, order: BoardOrder, question: Node) -> Element:
+def _question(action: DashboardAction, request: ActionRequest, question: Node) -> Element:
     carried = [
         input_(type="hidden", name=name, value=value)
-        for name, value in order.form.pairs
+        for name, value in request.form.pairs
         if name in {"action", "q", "id", "state", "back", "group", *action.carries}
     ]
     return form(
@@ -203,10 +219,10 @@ def _question(action: BoardAction, order: BoardOrder, question: Node) -> Element
         question,
         carried,
         input_(type="hidden", name="once", value=token_hex(16)),
-        _typed(order.queue) if action.typed else None,
+        _typed(request.queue) if action.typed else None,
         div(
             button(action.label, type="submit", class_=_look(action)),
-            a("Go back", href=order.back, class_="button", data_close=True),
+            a("Go back", href=request.back, class_="button", data_close=True),
             class_="actions",
         ),
         method="post",
@@ -215,7 +231,7 @@ def _question(action: BoardAction, order: BoardOrder, question: Node) -> Element
     )
 
 
-def _look(action: BoardAction) -> str:
+def _look(action: DashboardAction) -> str:
     return "main danger" if action.danger else "main"
 
 

@@ -33,7 +33,7 @@ class Audit(Struct, frozen=True):
     outcome: str
 
 
-class BoardSettings(Struct, frozen=True):
+class DashboardSettings(Struct, frozen=True):
     """Settings of a dashboard."""
 
     allowed: frozenset[str]
@@ -44,15 +44,15 @@ class BoardSettings(Struct, frozen=True):
     on_action: Callable[[Audit], object] | None
 
 
-class Visit(Struct, frozen=True):
+class RequestContext(Struct, frozen=True):
     """An admitted request with its user, the settings and the Redis server."""
 
     request: Request
     access: Access
-    settings: BoardSettings
+    settings: DashboardSettings
     server: Server
     app: App | None
-    pace: Callable[[], Awaitable[None]]
+    throttle: Callable[[], Awaitable[None]]
     """Function that waits until a scan may send its next call."""
 
     @property
