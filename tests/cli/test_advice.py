@@ -215,8 +215,6 @@ def test_every_command_says_what_to_do(tmp_path: Path, private_server: PrivateSe
     server = private_server({"requirepass": "secret"})
     done = run("queues", "--redis", f"redis://:wrong@127.0.0.1:{server.port}", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith(
-        f"taskbull: Redis at 127.0.0.1:{server.port} cannot be used: WRON"
-    )
+    assert done.stderr.startswith(f"taskbull: Cannot use Redis at 127.0.0.1:{server.port}: WRON")
     assert "into the URL" in done.stderr
     assert "wrong@" not in done.stderr

@@ -67,7 +67,7 @@ def test_what_a_job_holds_cannot_command_the_terminal(cli: CommandLine, nowhere:
 def test_a_person_is_asked_before_anything_is_destroyed(cli: CommandLine, nowhere: Path) -> None:
     cli.queue("emails").add_bulk([("x", {})] * 3)
     with Terminal("obliterate", "emails", *cli.where, cwd=nowhere) as terminal:
-        terminal.read_until("Remove queue emails with its 3 jobs, for good? [y/N]")
+        terminal.read_until("Permanently delete queue 'emails' and its 3 jobs? [y/N]")
         terminal.type("\n")
         assert terminal.end() == 1
     assert "nothing was changed" in terminal.seen

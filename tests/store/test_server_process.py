@@ -135,7 +135,7 @@ def test_a_server_with_a_password_starts_and_stops(private_server: PrivateServer
 
 def test_a_running_server_is_not_started_again(private_server: PrivateServers) -> None:
     server = private_server()
-    with pytest.raises(ConfigurationError, match="running already"):
+    with pytest.raises(ConfigurationError, match="already running"):
         server.start()
 
 

@@ -299,7 +299,7 @@ def test_the_circuit_of_a_worker_that_does_not_run() -> None:  # VAL-16
 async def test_a_worker_runs_once_at_a_time(bed: WorkerBed) -> None:
     worker = bed.worker(echo)
     async with worker.running():
-        with pytest.raises(ConfigurationError, match="running already"):
+        with pytest.raises(ConfigurationError, match="already running"):
             await worker.run()
     async with worker.running():
         await bed.queue.add("again")
