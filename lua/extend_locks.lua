@@ -42,7 +42,8 @@ for first = 1, #jobs, 2000 do
     end
   end
   if #renewed > 0 then
-    ignore_wrongtype(redis.pcall("SREM", stalled, unpack(renewed))) -- a sweep deletes a key of another type
+    -- A sweep deletes a key of another type.
+    ignore_wrongtype(redis.pcall("SREM", stalled, unpack(renewed)))
   end
 end
 return { lost, cancelled }

@@ -23,7 +23,8 @@ PACKAGE = Path(__file__).parent.parent / "taskbull"
 
 _BASIS = frozenset({"__future__", "collections", "datetime", "enum", "functools", "typing"})
 _PURE = _BASIS | {"bisect", "calendar", "contextlib", "dataclasses", "difflib", "errno", "inspect"}
-_PURE |= {"itertools", "json", "math", "re", "string", "traceback", "types", "warnings", "zoneinfo"}
+_PURE |= {"itertools", "json", "math", "pathlib", "re", "string", "traceback", "types"}
+_PURE |= {"warnings", "zoneinfo"}
 _ANY = frozenset(sys.stdlib_module_names)
 
 

@@ -1,5 +1,5 @@
--- ignore_wrongtype(reply) -> the redis.pcall reply, or false if the key has the wrong type. Any other error,
--- such as missing permissions, is raised.
+-- ignore_wrongtype(reply) -> the redis.pcall reply, or false if the key has the wrong type. Any
+-- other error, such as missing permissions, is raised.
 local function ignore_wrongtype(reply)
   if type(reply) ~= "table" or not reply.err then
     return reply

@@ -247,7 +247,8 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       end
       return holder and -6 or -2
     end
-    local fields = ignore_wrongtype(redis.pcall("HMGET", key, "ats", "atm", "parentKey", "deid", "defa"))
+    local reply = redis.pcall("HMGET", key, "ats", "atm", "parentKey", "deid", "defa")
+    local fields = ignore_wrongtype(reply)
     local starts, attempts_made, parent_key, dedup_name, deferred_failure = unpack(fields or {})
     if not fields or not starts and redis.call("EXISTS", key) == 0 then
       return -1

@@ -156,8 +156,8 @@ class WorkerFactory:
                 raise ConfigurationError(
                     f"Batch task '{task.name}' ({task.location}) has size {size}, but the "
                     f"concurrency of queue '{queue}' in this worker is {slots}. Set it to at least "
-                    f"{size}, better {2 * size}, with app.queue_options({queue!r}, concurrency=…) or "
-                    "taskbull worker -c …"
+                    f"{size}, better {2 * size}, with app.queue_options({queue!r}, concurrency=…), "
+                    "or with taskbull worker -c …"
                 )
 
 

@@ -91,9 +91,9 @@ def _about_the_other_side(server: SyncServer | None) -> str:
     endpoint = address.endpoints[0] if address is not None and address.endpoints else None
     if address is None or endpoint is None or endpoint.path:
         return f"start a server, or set its address: {WHERE}"
-    tls = "If the server uses TLS, write rediss:// instead of redis://"
+    tls = "If the server uses TLS, use rediss:// instead of redis://"
     if address.tls is not None:
-        tls = "If the server does not use TLS, write redis:// instead of rediss://"
+        tls = "If the server does not use TLS, use redis:// instead of rediss://"
     return (
         f"is {endpoint} a Redis server? {tls}. A proxy must forward scripts, blocking commands and "
         "CLIENT (twemproxy does not): connect to the server directly"

@@ -117,7 +117,7 @@ def test_a_subclass_of_a_registered_type_is_stored_like_it(app: App) -> None:
 @pytest.mark.parametrize(
     ("annotation", "value", "error", "told"),
     [
-        (Path, 3, InvalidArguments, "given: .*PurePath|given: Expected"),
+        (Path, 3, InvalidArguments, "given' must be Path"),
         (dict[int, str], {"a": "b"}, InvalidArguments, "given"),
         (dict[str, str], {1: "b"}, SerializationError, "keys must be strings"),
         (Money, 3, InvalidArguments, "Money is stored as text"),

@@ -138,7 +138,7 @@ async def listen(event: events.Event) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("kind", "listener"), [(int, print), (events.Failed, listen)], ids=["int", "async"]
+    ("kind", "listener"), [(int, print), (events.Failed, 3)], ids=["int", "number"]
 )
 def test_what_is_no_event_or_no_listener_is_refused(local: App, kind: Any, listener: Any) -> None:
     with pytest.raises(ConfigurationError, match="must be a"):

@@ -91,7 +91,7 @@ def test_a_lone_surrogate_is_no_trouble() -> None:
 
 
 @pytest.mark.parametrize(
-    ("piece", "text"),
+    ("chunk", "text"),
     [
         (r"a\nb\"c\\", 'a\nb"c\\'),
         (r"\u00e9\ud83d\ude00", "é😀"),

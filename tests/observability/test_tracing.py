@@ -186,7 +186,7 @@ async def test_a_bulk_is_one_span_that_all_its_jobs_carry(
     assert {carried(bed, one.id) for one in handles} == {header_of(sent)}
 
 
-@pytest.mark.parametrize("piece", [250, 2])
+@pytest.mark.parametrize("chunk", [250, 2])
 async def test_a_flow_is_one_span_that_all_its_jobs_carry(
     bed: WorkerBed,
     spans: InMemorySpanExporter,

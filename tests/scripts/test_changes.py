@@ -77,7 +77,7 @@ def test_an_id_without_a_job_is_not_promoted_but_dropped(bed: Bed) -> None:
     assert bed.state() == {}
 
 
-@pytest.mark.parametrize("piece", [1, 3, 250])
+@pytest.mark.parametrize("chunk", [1, 3, 250])
 def test_all_delayed_jobs_are_promoted(bed: Bed, chunk: int) -> None:
     for n in range(7):
         bed.job(str(n), "delayed", score=NOW - n, delay=5, priority=n)
@@ -293,7 +293,7 @@ def test_a_parent_that_did_not_note_the_end_stays_as_it_is(bed: Bed, all_of_them
         assert after[name] == before[name]
 
 
-@pytest.mark.parametrize("piece", [1, 3, 250])
+@pytest.mark.parametrize("chunk", [1, 3, 250])
 def test_all_jobs_that_ended_by_then_are_retried(bed: Bed, chunk: int) -> None:
     for n in range(7):
         bed.job(str(n), "failed", score=NOW - n, failedReason="x", finishedOn=NOW, priority=n)

@@ -223,7 +223,7 @@ def test_draining_removes_what_waits(bed: Bed) -> None:
     assert bed.state() == without(before, *waiting, "delayed", "job-2")
 
 
-@pytest.mark.parametrize("piece", [1, 3, 100])
+@pytest.mark.parametrize("chunk", [1, 3, 100])
 @pytest.mark.parametrize("state", ["wait", "prioritized", "delayed"])
 def test_draining_spares_the_next_runs_of_schedulers(bed: Bed, state: str, chunk: int) -> None:
     spared = []
@@ -302,7 +302,7 @@ def aged(bed: Bed, state: JobState, job_id: str, age: int) -> None:
     bed.job(job_id, into, score=instant if state in {"completed", "failed"} else age, **given)
 
 
-@pytest.mark.parametrize("piece", [1, 2, 100])
+@pytest.mark.parametrize("chunk", [1, 2, 100])
 @pytest.mark.parametrize("state", AGED)
 def test_old_jobs_are_cleaned(bed: Bed, state: JobState, chunk: int) -> None:
     for job_id, age in (("1", 50), ("2", 10), ("3", 100), ("4", 9), ("5", 51), ("6", 50)):
@@ -315,7 +315,7 @@ def test_old_jobs_are_cleaned(bed: Bed, state: JobState, chunk: int) -> None:
     assert bed.events() == [{"event": "cleaned", "count": "4"}]
 
 
-@pytest.mark.parametrize("piece", [1, 2, 100])
+@pytest.mark.parametrize("chunk", [1, 2, 100])
 @pytest.mark.parametrize("state", AGED)
 def test_no_more_are_cleaned_than_asked_for(bed: Bed, state: JobState, chunk: int) -> None:
     for n in range(8):
@@ -377,7 +377,7 @@ def crowded(bed: Bed) -> None:
         bed.admin.rpush(f"{bed.queue.base}metrics:{kind}:data", 1)
 
 
-@pytest.mark.parametrize("piece", [1, 100])
+@pytest.mark.parametrize("chunk", [1, 100])
 def test_nothing_is_left_of_a_queue(bed: Bed, chunk: int) -> None:
     crowded(bed)
     bed.admin.set(f"{bed.prefix}:q2:id", 1)

@@ -238,7 +238,7 @@ def test_jobs_may_take_as_many_turns_as_the_limit(shop: Shop) -> None:
         with pytest.raises(TaskbullError, match="after 1 turns"):
             box.run(limit=1)
         box.run(limit=1)
-        box.advance(hours=1, most=0)
+        box.advance(hours=1, limit=0)
     assert [job.state for job in box.jobs] == [JobState.COMPLETED] * 2
 
 

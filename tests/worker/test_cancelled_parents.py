@@ -106,7 +106,7 @@ async def test_what_a_worker_has_left_undone_is_done_by_a_sweep(
     handler = Parent(bed, FAR, FAR)
     with monkeypatch.context() as patch, fail_after(LIMIT):
         # A worker that dies between the two: it writes the end, and does nothing more.
-        patch.setattr(CancelledParents, "hear", lambda *_: None)
+        patch.setattr(CancelledParents, "on_event", lambda *_: None)
         async with bed.worker(handler, concurrency=1, shutdown_timeout=0).running() as shutdown:
             parent = await bed.queue.add("spawns")
             await handler.spawned.wait()

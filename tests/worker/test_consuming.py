@@ -281,7 +281,7 @@ async def test_the_errors_of_listeners_go_no_further(
         lambda: Worker("q", echo, options={}),  # type: ignore[arg-type]
         lambda: Worker("q", echo, circuit_breaker={"q": 5}),  # type: ignore[dict-item]
         lambda: Worker("q", echo).on(str, print),  # type: ignore[type-var]
-        lambda: Worker("q", echo).on(events.Completed, echo),
+        lambda: Worker("q", echo).on(events.Completed, echo, thread=True),
         lambda: Worker("q", echo).circuit_breaker_state("other"),
     ],
 )
