@@ -100,6 +100,18 @@ local function fail_waiting_job(base, id, state, reason, now, parents)
   end
 end
 
+-- notify_hooks(base, id, name, data, reason): pass a job that failed without a worker to workers
+-- that run hooks. `tb:hooks` exists if there are any. One of them takes the job from the list.
+local function notify_hooks(base, id, name, data, reason)
+  local MOST_ENDED, MOST_REQUESTS, DAY, HOUR = 10000, 1000, 86400000, 3600000
+  local ended, requests = base .. "tb:ended", base .. "tb:cancel"
+  redis.pcall("RPUSH", ended, id, name, #data <= 65536 and data or "{}", reason)
+  redis.pcall("LTRIM", ended, -4 * MOST_ENDED, -1)
+  redis.pcall("PEXPIRE", ended, DAY)
+  redis.pcall("XADD", requests, "MAXLEN", "~", MOST_REQUESTS, "*", "ended", id)
+  redis.pcall("PEXPIRE", requests, HOUR)
+end
+
 -- cancel_waiting(base, id, reason, now, longest, parents) -> "ended" if the job has failed now.
 -- "marked" if the next worker that fetches it fails it: it is a scheduler's next run, and the
 -- scheduler would stop without it, or its list is longer than `longest`. "active", "completed" or
@@ -113,7 +125,8 @@ local function cancel_waiting(base, id, reason, now, longest, parents)
   if not state or state == "active" or state == "completed" or state == "failed" then
     return state
   end
-  local scheduler, deferred_failure = unpack(redis.call("HMGET", key, "rjk", "defa"))
+  local scheduler, deferred_failure, name, data =
+    unpack(redis.call("HMGET", key, "rjk", "defa", "name", "data"))
   if state == "long" or is_next_run(base, id, scheduler) then
     if not is_cancelled(deferred_failure) then
       redis.call("HSET", key, "defa", reason)
@@ -121,5 +134,8 @@ local function cancel_waiting(base, id, reason, now, longest, parents)
     return "marked"
   end
   fail_waiting_job(base, id, state, reason, now, parents)
+  if redis.pcall("EXISTS", base .. "tb:hooks") == 1 then
+    notify_hooks(base, id, name or "", data or "{}", reason)
+  end
   return "ended"
 end

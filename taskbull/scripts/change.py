@@ -7,7 +7,7 @@ queue's pause, concurrency and rate limits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -56,6 +56,7 @@ FIRST: Final = "0-0"
 """Stream position before all requests."""
 
 _AT_ONCE: Final = 1000
+_HOOKS_MS: Final = 7 * 86_400_000
 
 _NO_JOB: Final = -1
 
@@ -84,6 +85,17 @@ class StopRequest(Struct, frozen=True):
     job_id: str
     token: str
     """Token of the job's lock. A later run of the job has another token."""
+    reason: str
+    has_ended: bool = False
+    """True if the job has failed without a worker. See `take_ended`."""
+
+
+class EndedJob(NamedTuple):
+    """A job that was cancelled before it started, for the hooks of a worker."""
+
+    id: str
+    name: str
+    raw_data: bytes
     reason: str
 
 
@@ -203,6 +215,24 @@ def read_requests(
     )
 
 
+def register_hooks(queue: QueueKeys) -> Command[None]:
+    """Store for a week that workers of the queue run hooks for jobs that end without a worker."""
+    key = queue.private("hooks")
+    return Command(("SET", key, "1", "PX", _HOOKS_MS), key, nothing)
+
+
+def take_ended(queue: QueueKeys) -> Command[list[EndedJob]]:
+    """Take up to 25 jobs that ended without a worker. No other worker gets them."""
+    key = queue.private("ended")
+    return Command(("LPOP", key, 25 * len(EndedJob._fields)), key, _ended_jobs)
+
+
+def _ended_jobs(reply: Any) -> list[EndedJob]:
+    flat: list[bytes] = reply or []
+    jobs = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
+    return [EndedJob(text(id_), text(name), data, text(reason)) for id_, name, data, reason in jobs]
+
+
 def _parents(queue: QueueKeys, job_id: str) -> str:
     return queue.private("cancelling", job_id, "parents")
 
@@ -225,7 +255,11 @@ def _request(entry: Sequence[Any]) -> StopRequest:
     position, flat = entry
     fields = {text(name): text(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
     return StopRequest(
-        text(position), fields.get("id", ""), fields.get("token", ""), fields.get("reason", "")
+        text(position),
+        fields.get("id", ""),
+        fields.get("token", ""),
+        fields.get("reason", ""),
+        "ended" in fields,
     )
 
 

@@ -9,14 +9,22 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from anyio import Event, create_task_group
+from anyio import Event, create_task_group, move_on_after
+from msgspec.structs import replace
 
 from taskbull.core import events
+from taskbull.core.cancelling import cancelled
 from taskbull.core.events import FailureHook, SuccessHook
+from taskbull.core.job import Job
+from taskbull.errors import TaskbullError
 from taskbull.observability.logs import cut
+from taskbull.scripts.change import register_hooks, take_ended
+from taskbull.scripts.read import get_job
+from taskbull.worker.context import QueueContext
 from taskbull.worker.threads import ThreadPool
 
 logger = logging.getLogger(__name__)
@@ -28,6 +36,12 @@ AT_ONCE = 10
 
 _MANY = 1000
 """Number of queued hooks that causes a warning, repeated each time it doubles."""
+
+_PATIENCE = 2.0
+"""Seconds that a starting worker waits for Redis to register its hooks."""
+
+_REFRESH = 3600.0
+"""Seconds between checks for jobs that ended without a worker, if no request arrives."""
 
 Args: TypeAlias = tuple[Any, ...]
 
@@ -57,6 +71,7 @@ class Hooks:
         self._warn_at = _MANY
         self._active = 0
         self._changed: Event | None = None
+        self._news: Event | None = None
         self.is_used = False
         """True if there is a hook."""
 
@@ -95,6 +110,32 @@ class Hooks:
         finally:
             self._changed = None
             threads.close()
+
+    def wake(self) -> None:
+        """Look for jobs that have ended without a worker."""
+        if self._news is not None:
+            self._news.set()
+
+    async def register(self, contexts: Sequence[QueueContext]) -> None:
+        """Ask for jobs that end without a worker, before this one counts as started."""
+        if self.is_used:
+            with suppress(TaskbullError), move_on_after(_PATIENCE):  # `take_ended` tries again.
+                for context in contexts:
+                    await context.store.run(register_hooks(context.keys))
+
+    async def take_ended(self, contexts: Sequence[QueueContext]) -> None:
+        """Report jobs that were cancelled before a worker started them, until cancelled.
+
+        Other workers do the same. Each job is reported by one of them.
+        """
+        while True:
+            self._news = Event()
+            for context in contexts:
+                with suppress(TaskbullError):  # Try again later.
+                    await context.store.run(register_hooks(context.keys))
+                    await _report_ended(context)
+            with move_on_after(_REFRESH):
+                await self._news.wait()
 
     async def flush(self) -> None:
         """Wait until all queued hooks have finished."""
@@ -141,3 +182,17 @@ class Hooks:
             self._active -= 1
             if self._changed is not None:
                 self._changed.set()
+
+
+async def _report_ended(context: QueueContext) -> None:
+    keys, store = context.keys, context.store
+    while ended := await store.run(take_ended(keys)):
+        for one in ended:
+            stored = await store.run(get_job(keys, one.id))
+            job = stored or Job(id=one.id, name=one.name, raw_data=one.raw_data)
+            context.reporter.emit(
+                events.Failed,
+                job=replace(job, attempt_over=job.attempts_made > 0),
+                duration=0.0,
+                outcome=cancelled(one.reason),
+            )

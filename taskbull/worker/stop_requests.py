@@ -18,6 +18,7 @@ from anyio import sleep
 from taskbull.errors import ServerRefused
 from taskbull.scripts.change import BLOCK, FIRST, read_requests, requests_key
 from taskbull.worker.consumer import Consumer
+from taskbull.worker.hooks import Hooks
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ CLIENT: Final = "taskbull:requests:"
 """Prefix of the connection's name in CLIENT LIST; the worker's id follows."""
 
 
-async def watch_cancel_requests(consumers: Sequence[Consumer]) -> None:
+async def watch_cancel_requests(consumers: Sequence[Consumer], hooks: Hooks) -> None:
     """Stop cancelled jobs in queues on one server, until cancelled."""
     by_stream = {requests_key(one.context.keys): one for one in consumers}
     positions = dict.fromkeys(by_stream, FIRST)
@@ -47,7 +48,10 @@ async def watch_cancel_requests(consumers: Sequence[Consumer]) -> None:
                 continue
             for stream, requests in found.items():
                 for request in requests:
-                    by_stream[stream].stop_job(request)
+                    if request.has_ended:
+                        hooks.wake()
+                    else:
+                        by_stream[stream].stop_job(request)
                     positions[stream] = request.position
     finally:
         await connection.close()

@@ -412,10 +412,11 @@ class Worker:
             upkeep.start_soon(self._parents.run, contexts)
             if self._hooks.is_used:
                 upkeep.start_soon(self._hooks.run)
+                upkeep.start_soon(self._hooks.take_ended, contexts)
             # In a Cluster, one read cannot include streams on several nodes.
             together = [[one] for one in consumers] if self.address.clustered else [consumers]
             for group in together:
-                upkeep.start_soon(watch_cancel_requests, group)
+                upkeep.start_soon(watch_cancel_requests, group, self._hooks)
             if self._metrics:
                 sampler = Sampler(
                     contexts, threads, self.options, self.id, self._metrics, self._tasks
@@ -432,6 +433,7 @@ class Worker:
                         async with create_task_group() as waiting:
                             for consumer in consumers:
                                 waiting.start_soon(consumer.wait_for_jobs, len(consumers))
+                            await self._hooks.register(contexts)
                             started.set()
                             try:
                                 await shutdown.wait()
