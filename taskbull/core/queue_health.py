@@ -292,6 +292,8 @@ def read_node(name: str, info: Mapping[str, str], settings: Mapping[str, str]) -
         refusal = "its memory is full"
     elif _cannot_save(info, settings):
         refusal = "it cannot save its data to disk"
+    elif info.get("min_slaves_good_slaves") == "0":
+        refusal = "it needs replicas, and none is connected"
     elif info.get("role") == "slave" and info.get("slave_read_only", "1") == "1":
         refusal = "it is a read-only replica"
     return RedisNode(name, used, limit, refusal)
