@@ -257,7 +257,7 @@ def sample_queue(
 
 
 def read_sample(queue: QueueKeys) -> Steps[Sample]:
-    """Return a sample of a queue without writing, whoever samples it."""
+    """Return a sample of a queue without writing, even if another worker samples it."""
     counts: Counts = yield count_jobs(queue)
     since: list[int] = []
     for state, words in (

@@ -194,11 +194,9 @@ def test_a_user_who_may_only_read_is_enough(private_server: PrivateServers) -> N
     with closing(SyncQueue("emails", redis=server.url)) as queue:
         queue.add("send")
     with redis.Redis.from_url(server.url) as admin:
-        admin.acl_setuser(
-            "viewer", enabled=True, passwords=["+pw"], keys=["*"],
-            categories=["+@read", "+@connection"],
-            commands=["+evalsha_ro", "+script|load", "+info", "+client|list"],
-        )  # fmt: skip
+        # As in docs/looking.md.
+        rights = "%R~bull:* +@read +@connection +evalsha_ro +script|load +client|list +info"
+        admin.execute_command(f"ACL SETUSER viewer on >pw resetkeys {rights}")
         found = sampled(server.url.replace("redis://", "redis://viewer:pw@"))
         assert found.value("bullmq_queue_length", queue="emails", state="waiting") == 1
         assert found.value("bullmq_connected_workers", queue="emails") == 0

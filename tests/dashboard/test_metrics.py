@@ -1,4 +1,4 @@
-"""`/metrics` of the dashboard: what the exporter serves, to those who may see the dashboard."""
+"""`/metrics` of the dashboard: what the exporter serves, for users of the dashboard."""
 
 from __future__ import annotations
 

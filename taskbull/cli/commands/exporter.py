@@ -15,9 +15,9 @@ from taskbull.cli.errors import CommandFailed
 from taskbull.errors import TaskbullError
 from taskbull.monitor.overview import Overview
 from taskbull.monitor.server import SyncServer
+from taskbull.observability.health import Health
 
 if TYPE_CHECKING:
-    from taskbull.observability.health import Health
     from taskbull.observability.tally import Snapshot
 
 INTERVAL: Final = 5.0
@@ -50,7 +50,7 @@ def exporter(
     host: str,
     port: int,
 ) -> None:
-    """Serve Prometheus metrics of all queues, also while no worker runs.
+    """Serve Prometheus metrics of all queues, even without workers.
 
     /metrics has jobs by state, ages, rates, workers and the memory of Redis, sampled every 5 s.
     /livez and /readyz are probes. Read-only, without a password.
@@ -127,4 +127,4 @@ class ServerMetrics:
 
     def health(self) -> Health:
         """Return the health for probes: not ready if Redis could not be read. Thread-safe."""
-        return self._exporters.Health(idle=self._problem)
+        return Health(idle=self._problem)
