@@ -14,7 +14,7 @@ from hashlib import blake2b
 from importlib.resources import files
 from typing import Final, TypeAlias
 
-from anyio import create_task_group, current_time
+from anyio import create_task_group, current_time, fail_after
 
 from taskbull.app.app import App
 from taskbull.dashboard.access import (
@@ -54,6 +54,9 @@ from taskbull.monitor.server import Server, Where
 
 _FRESH: Final = 5.0
 """Seconds between two samples of all queues for metrics."""
+
+_PATIENCE: Final = 8.0
+"""Seconds to wait for a sample. By default, Prometheus waits 10 s for the response."""
 
 
 # Routes. Addresses are flat, so that relative links work under any mount point.
@@ -109,8 +112,9 @@ async def _metrics(dashboard: DashboardState, ctx: RequestContext) -> Response:
         raise Refused(501, "Metrics need pip install 'taskbull[metrics]'.") from error
     overview = dashboard.metrics
     try:
-        await dashboard.views.read(("metrics",), lambda: ctx.server.measure(overview), _FRESH)
-    except TaskbullError:
+        with fail_after(_PATIENCE):
+            await dashboard.views.read(("metrics",), lambda: ctx.server.measure(overview), _FRESH)
+    except (TaskbullError, TimeoutError):
         found = exporters.describe_outage()
     else:
         known = ctx.server.known_queues

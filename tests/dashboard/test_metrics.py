@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from taskbull.dashboard import Dashboard
+from taskbull.dashboard import Dashboard, asgi
 from taskbull.dashboard.access import BasicAuth, TokenAuth
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.observability.scraping import Scrape
@@ -61,11 +61,14 @@ async def test_it_is_refused_like_any_page(server: Reachable, prefix: str) -> No
     assert (await basic.get("metrics", authorization=given)).status_code == 200
 
 
-async def test_it_says_that_redis_is_away(private_server: PrivateServers) -> None:
+async def test_it_says_that_redis_is_away(
+    private_server: PrivateServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = private_server()
     visitor = Visitor(Dashboard(redis=server.url))
     assert Scrape((await visitor.get("metrics")).text).value("bullmq_redis_connection_status") == 1
-    server.stop()
+    server.pause()  # it does not even refuse connections
+    monkeypatch.setattr(asgi, "_PATIENCE", 0.2)
     other = Visitor(Dashboard(redis=server.url))
     found = Scrape((await other.get("metrics")).text)
     assert found.value("bullmq_redis_connection_status") == 0

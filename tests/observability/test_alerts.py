@@ -182,6 +182,9 @@ def test_prometheus_fires_each_alert_with_these_values(
     assert {alert for alert, _ in cases if alert} == alerts()
     for number, (alert, values) in enumerate(cases):
         assert alert in fired(tmp_path, values) if alert else not fired(tmp_path, values), number
+    # An exporter that cannot reach Redis is not down itself.
+    lost = next(values for alert, values in cases if alert == "TaskbullRedisIsLost")
+    assert fired(tmp_path, lost) == {"TaskbullRedisIsLost"}
     # A paused queue is one alert, not three.
     paused = next(values for alert, values in cases if alert == "TaskbullQueueIsPaused")
     assert fired(tmp_path, paused) == {"TaskbullQueueIsPaused"}
