@@ -97,7 +97,7 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
     return read
 
 
-def _is_constructible(kind: type) -> bool:
+def _is_constructible(kind: type[Any]) -> bool:
     return (
         is_pydantic_model(kind)
         or issubclass(kind, PurePath)
