@@ -147,6 +147,26 @@ def test_a_task_with_self_is_refused_with_a_word_about_the_job(app: App) -> None
         def bound(self: Any, n: int) -> None: ...
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("meta", r"RQ's meta is headers="),
+        ("at_front", r"RQ's at_front is lifo=True"),
+        ("result_ttl", r"RQ's result_ttl is keep_completed="),
+        ("max_age", r"Dramatiq's max_age is expires="),
+    ],
+)
+def test_an_option_of_rq_or_dramatiq(app: App, option: str, told: str) -> None:  # U20
+    @app.task
+    def work() -> None: ...
+
+    wrong: Any = {option: 3}
+    with pytest.raises(ConfigurationError, match=told):
+        work.options(**wrong)
+    with pytest.raises(AttributeError, match=r"Dramatiq's send is task\.delay"):
+        work.send  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_all_options_are_named_in_one_error(app: App) -> None:  # U18
     wrong: Any = {"bind": True, "max_retries": 3, "queue": "q", "nonsense": 1}
     with pytest.raises(ConfigurationError) as caught:
