@@ -596,7 +596,7 @@ def _logged(hook: Callable[..., object], job: RecordedJob) -> Generator[None]:
 def ended_event(job: RecordedJob, outcome: Outcome) -> events.Ended:
     """Return the event that a worker would emit for a job that has ended."""
     stored = replace(job.as_job(), attempts_made=job.attempts, attempt_over=True)
-    kind = events.told_as(outcome.kind)
+    kind = events.event_class_for(outcome.kind)
     return kind(WORKER_ID, job.queue, job=stored, duration=0.0, outcome=outcome)
 
 
