@@ -289,7 +289,7 @@ def test_the_name_of_a_queue_adds_no_rule_to_an_acl(cli: CommandLine) -> None:
     server = SyncServer(cli.url, prefix=cli.prefix)
     name = "x ~* +@all \t'\u2028"
     rule = key_rule(server, name)
-    assert f" {rule} resetchannels " in acl_of(server, [name])
+    assert f" {rule} ~{cli.prefix}::tb:* resetchannels " in acl_of(server, [name])
     server.close()
     assert rule == f"~{cli.prefix}:x?~\\*?+@all??????:*"
     assert len(rule.split()) == 1
