@@ -402,6 +402,13 @@ def _running(job: JobFacts) -> Iterator[Reason]:
         yield _reason("stalled", text, worker=job.worker, started=job.started)
         yield from holding(job.queue, job.name, job.unknown_task, job.state)
         return
+    if (seen := job.queue.gone.get(job.worker)) is not None:
+        silent = span((now - seen).total_seconds())
+        text = f"Its worker {job.worker} is gone: it has written no record for {silent}. When "
+        text += f"its lock expires in {span(job.lock_seconds)}, another worker can return it."
+        yield _reason("worker_gone", text, worker=job.worker, started=job.started, seen=seen)
+        yield from holding(job.queue, job.name, job.unknown_task, job.state)
+        return
     who = job.worker or "A worker"
     since = "" if job.started is None else f" for {span((now - job.started).total_seconds())}"
     lock = ""

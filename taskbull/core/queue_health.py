@@ -193,6 +193,8 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     """Names of the connected workers, or `None` if the server does not list connections."""
     records: Sequence[WorkerRecord] = ()
     """Status records of the live taskbull workers."""
+    gone: Mapping[str, datetime] = {}
+    """Taskbull workers that are gone, and when each was last seen."""
     last_seen: datetime | None = None
     """Time when a taskbull worker was last seen."""
     completed: Throughput = _NOTHING

@@ -24,6 +24,10 @@ _MEMORY: Final = 300.0
 _RECORD_LIFE: Final = 60.0
 """Maximum age of a worker record in seconds, even if its key has not expired."""
 
+_BUSY_LIFE, _IDLE_LIFE = 12.0, 30.0
+"""Maximum age in seconds of the record of a worker that has no connection: a busy worker writes
+every 5 s, an idle one every 25 s. A worker that always had jobs may not have connected yet."""
+
 
 class QueueWatch:
     """The observations of one queue. Add each read to it; `facts` summarizes them."""
@@ -98,7 +102,11 @@ class QueueWatch:
         if ends is not None:
             done = Kept(ends.minute_ms, ends.completed, ends.completed_since_ms)
             broken = Kept(ends.minute_ms, ends.failed, ends.failed_since_ms)
-        alive = [one for one in self._seen if now_ms - one.at_ms < _RECORD_LIFE * 1000]
+        connected = self._connected()
+        alive = [one.record for one in self._seen if _is_alive(one, connected, now_ms)]
+        records = [record for record in alive if record is not None]
+        known = {record.id for record in records}
+        gone = {one.id: instant_from_ms(one.at_ms) for one in self._seen if one.id not in known}
         last_ms = max((one.at_ms for one in self._seen), default=None)
         error, share = _worst(self._failures)
         return QueueFacts(
@@ -118,8 +126,9 @@ class QueueWatch:
             rate_window=found.rate_window,
             started=found.started,
             limited_for=found.limited_for,
-            connected=self._connected(),
-            records=[one.record for one in alive if one.record is not None],
+            connected=connected,
+            records=records,
+            gone={name: at for name, at in gone.items() if at is not None},
             last_seen=None if last_ms is None else instant_from_ms(last_ms),
             completed=throughput(found.completed, done, now_ms),
             failed=throughput(found.failed, broken, now_ms),
@@ -134,6 +143,15 @@ class QueueWatch:
         if workers is None or workers.refusal is not None:
             return None
         return [worker.name for worker in workers.by_queue.get(self.name, ())]
+
+
+def _is_alive(worker: Seen, connected: Sequence[str] | None, now_ms: int) -> bool:
+    age = (now_ms - worker.at_ms) / 1000
+    if worker.record is None or age >= _RECORD_LIFE:
+        return False
+    if connected is None or worker.id in connected:
+        return True
+    return age < (_BUSY_LIFE if worker.record.running else _IDLE_LIFE)
 
 
 def _worst(failures: Failures | None) -> tuple[str, float]:

@@ -25,7 +25,7 @@ class Scene:
         self.now_ms = int(time.time() * 1000)
 
     def record(self, **about: Any) -> None:
-        record = WorkerRecord(id="w1", at_ms=self.now_ms, **about)
+        record = WorkerRecord(**{"id": "w1", "at_ms": self.now_ms, **about})
         self.queue._stores.sync_store().run(records.record_worker(self.keys, record))
 
     def field(self, **fields: Any) -> None:
@@ -203,3 +203,26 @@ def test_a_job_shows_why(shop: Shop) -> None:
     shop.run("call", "send_email", "to=ann", "subject=Hi")
     assert "No worker is connected to 'emails'" in shop("job", "emails", "1")
     assert shop.json("job", "emails", "1")["why"][0]["code"] == "no_worker"
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_worker_that_was_killed_is_gone(scene: Scene, connected: bool) -> None:
+    scene.queue.add("send")
+    scene.take()
+    scene.queue.add("send")
+    scene.admin.set(scene.keys.lock("1"), "token", px=20_000)
+    scene.record(concurrency=10, running=1, at_ms=scene.now_ms - 20_000)
+    name = scene.keys.connection_name("w1") if connected else "other"
+    with redis.Redis.from_url(scene.cli.url, client_name=name) as worker:
+        worker.ping()
+        [shown] = scene.cli.json("top", "--once")["queues"]
+        codes = scene.codes()
+        said = scene.cli("why", "emails", "1")
+    assert shown["workers"]["taskbull"] == int(connected)
+    assert ("no_worker" in [each["code"] for each in shown["trouble"]]) is not connected
+    if connected:
+        assert codes == ["running"]
+    else:
+        assert codes == ["worker_gone", "no_worker"]
+        assert "Its worker w1 is gone: it has written no record for 2" in said
+        assert "its lock expires in" in said
