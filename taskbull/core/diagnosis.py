@@ -109,11 +109,14 @@ _STARTING = frozenset({JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED, 
 def explain_queue(queue: QueueFacts) -> list[Reason]:
     """Return the reasons why the jobs of a queue do not run, the main cause first."""
     reasons = [*holding(queue)]
+    is_held = bool(reasons) or queue.is_stuck
+    if queue.waiting:
+        reasons += _busy(queue)
     if queue.lockless:
         jobs = count_of(queue.lockless, "running job")
         text = f"{jobs} lost {'its' if queue.lockless == 1 else 'their'} worker."
         reasons.append(Reason("stalled", text, {"jobs": queue.lockless}))
-    reasons.append(_pace(queue, held=bool(reasons)))
+    reasons.append(_pace(queue, held=is_held or bool(queue.lockless)))
     return reasons
 
 
@@ -165,6 +168,19 @@ def _task_unknown(
         text += f" Workers have skipped it for {span((queue.now - first).total_seconds())}"
         text += f" (last {ago(last, queue.now)}). No attempt was used."
     return Reason("task_unknown", text, {"task": task, "workers": len(records), "nearest": near})
+
+
+def _busy(queue: QueueFacts) -> Iterator[Reason]:
+    slots = queue.busy_slots
+    if not slots or queue.paused:
+        return
+    of = "the only worker" if len(queue.records) == 1 else f"all {len(queue.records)} workers"
+    text = f"All {slots:,} slots of {of} are busy" if slots > 1 else f"The slot of {of} is busy"
+    if queue.longest is not None:
+        ran = span((queue.now - queue.longest.started).total_seconds())
+        text += f"; the longest-running job, {queue.longest.label}, has run for {ran}"
+    advice = " Cancel it, or start another worker." if queue.is_stuck else ""
+    yield Reason("busy", f"{text}.{advice}", {"slots": slots, "stuck": queue.is_stuck})
 
 
 def _breaker(queue: QueueFacts, opened: Sequence[WorkerRecord]) -> Reason:
@@ -384,6 +400,8 @@ def _alive(job: JobFacts) -> Iterator[Reason]:
         return
     own = [*_own(job)]
     held = [*holding(job.queue, job.name, job.unknown_task, job.state)]
+    if job.state in _STARTING:
+        held += _busy(job.queue)
     yield from own
     yield from held
     if job.state in _RANKED:
@@ -491,7 +509,7 @@ def _queue_position(job: JobFacts, *, held: bool) -> Iterator[Reason]:
     text = f"{about}{jobs} {'is' if job.before == 1 else 'are'} ahead of it"
     if job.before_unranked:
         text += f" ({job.before_unranked:,} of them without priority, which run first)"
-    out = job.queue.out
+    out = None if job.queue.is_stuck else job.queue.out
     wait = None
     if out:
         wait = job.before / out

@@ -61,6 +61,10 @@ def _troubles(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
     if queue.lockless:
         jobs = count_of(queue.lockless, "running job")
         yield "stalled", 70, f"{jobs} without a lock (worker gone)", "workers"
+    if queue.is_stuck and queue.longest is not None and not queue.paused:
+        ran = span((queue.now - queue.longest.started).total_seconds())
+        text = f"all {count_of(queue.busy_slots, 'slot')} busy, nothing finished for a minute; "
+        yield "busy", 65, f"{text}{queue.longest.label} has run for {ran}", "why"
     opened = [one for one in queue.records if one.circuit and one.circuit.state == "open"]
     if opened:
         workers = f"{len(opened)} of {count_of(len(queue.records), 'worker')}"

@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from taskbull.core.job import JobRow
-from taskbull.core.queue_health import Kept, QueueFacts, rate, throughput
+from taskbull.core.queue_health import Kept, QueueFacts, RunningSince, rate, throughput
 from taskbull.core.states import JobState
 from taskbull.core.validation import instant_from_ms
 from taskbull.core.worker_record import Seen
@@ -45,6 +45,7 @@ class QueueWatch:
         self._failures: Failures | None = None
         self._without_lock: frozenset[str] = frozenset()
         self._lockless: frozenset[str] = frozenset()
+        self._longest: RunningSince | None = None
         self._problem: str | None = None
 
     @property
@@ -87,6 +88,13 @@ class QueueWatch:
         """Set the longest-running jobs. A job without a lock counts from the second time on."""
         now = frozenset(row.job.id for row in active if row.lock_seconds is None)
         self._lockless, self._without_lock = now & self._without_lock, now
+        started = [(row.job.processed_on, row.job) for row in active]
+        running = [(began, job) for began, job in started if began is not None]
+        if running:
+            began, job = min(running, key=lambda one: one[0])
+            self._longest = RunningSince(f"{job.name}#{job.id}", began)
+        else:
+            self._longest = None
 
     def failed(self, failures: Failures) -> None:
         """Set the groups of failed jobs."""
@@ -133,6 +141,7 @@ class QueueWatch:
             completed=throughput(found.completed, done, now_ms),
             failed=throughput(found.failed, broken, now_ms),
             arrivals=rate(self._arrived[0], self._arrived[-1]) if self._arrived else None,
+            longest=self._longest,
             lockless=len(self._lockless),
             worst_error=error,
             worst_share=share,

@@ -226,3 +226,28 @@ def test_a_worker_that_was_killed_is_gone(scene: Scene, connected: bool) -> None
         assert codes == ["worker_gone", "no_worker"]
         assert "Its worker w1 is gone: it has written no record for 2" in said
         assert "its lock expires in" in said
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_slots_that_are_all_busy_are_named(scene: Scene, finished: bool) -> None:
+    scene.queue.add_bulk([("hang", {})] * 3 + [("send", {})])
+    for number in (1, 2):
+        scene.admin.rpoplpush(scene.keys.wait, scene.keys.active)
+        scene.admin.set(scene.keys.lock(str(number)), "token", px=30_000)
+        started = scene.now_ms - 300_000 + number
+        scene.admin.hset(scene.keys.job(str(number)), "processedOn", started)
+    if finished:
+        scene.admin.zadd(scene.keys.completed, {"9": scene.now_ms, "8": scene.now_ms - 600_000})
+    scene.record(concurrency=2, running=2)
+    name = scene.keys.connection_name("w1")
+    with redis.Redis.from_url(scene.cli.url, client_name=name) as worker:
+        worker.ping()
+        codes = [scene.codes("3"), scene.codes("4")]
+        [queue] = scene.cli.json("top", "--once")["queues"]
+        said = scene.cli("why", "emails")
+    assert "All 2 slots of the only worker are busy; the longest-running job, hang#1, has" in said
+    assert ("Cancel it, or start another worker." in said) is not finished
+    troubles = [each["text"] for each in queue["trouble"] if each["code"] == "busy"]
+    assert codes == [["busy"], ["busy", "behind"]]
+    stuck = "all 2 slots busy, nothing finished for a minute; hang#1 has run for 5 min"
+    assert troubles == ([] if finished else [stuck])
