@@ -112,12 +112,24 @@ def explain_queue(queue: QueueFacts) -> list[Reason]:
     is_held = bool(reasons) or queue.is_stuck
     if queue.waiting:
         reasons += _busy(queue)
+    if queue.unknown_tasks:
+        facts = {"tasks": dict(queue.unknown_tasks)}
+        reasons.append(Reason("task_unknown", f"{unknown_tasks(queue)}.", facts))
     if queue.lockless:
         jobs = count_of(queue.lockless, "running job")
         text = f"{jobs} lost {'its' if queue.lockless == 1 else 'their'} worker."
         reasons.append(Reason("stalled", text, {"jobs": queue.lockless}))
     reasons.append(_pace(queue, held=is_held or bool(queue.lockless)))
     return reasons
+
+
+def unknown_tasks(queue: QueueFacts) -> str:
+    """Describe the jobs whose task no worker has."""
+    counts = sorted(queue.unknown_tasks.items(), key=lambda item: (-item[1], item[0]))
+    (task, count), *others = counts[:3]
+    text = f"{count_of(count, 'job')} {'waits' if count == 1 else 'wait'} for task {task}"
+    text += "".join(f", and {count_of(many, 'job')} for task {name}" for name, many in others)
+    return f"{text}, which no worker has"
 
 
 def _paused(queue: QueueFacts) -> Reason:

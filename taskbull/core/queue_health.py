@@ -209,6 +209,8 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     failed: Throughput = _NOTHING
     arrivals: float | None = None
     """Jobs added per second."""
+    unknown_tasks: Mapping[str, int] = {}
+    """Numbers of delayed jobs, among the next ones, whose task no worker has, by task."""
     longest: RunningSince | None = None
     """The longest-running job."""
     lockless: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import inf
@@ -46,12 +46,18 @@ class QueueWatch:
         self._without_lock: frozenset[str] = frozenset()
         self._lockless: frozenset[str] = frozenset()
         self._longest: RunningSince | None = None
+        self._unknown: Counter[str] = Counter()
         self._problem: str | None = None
 
     @property
     def is_busy(self) -> bool:
         """True if a job was running at the time of the last sample."""
         return self.sample is not None and self.sample.counts[JobState.ACTIVE] > 0
+
+    @property
+    def has_delayed(self) -> bool:
+        """True if there was a delayed job at the time of the last sample."""
+        return self.sample is not None and self.sample.counts[JobState.DELAYED] > 0
 
     @property
     def has_failed(self) -> bool:
@@ -95,6 +101,10 @@ class QueueWatch:
             self._longest = RunningSince(f"{job.name}#{job.id}", began)
         else:
             self._longest = None
+
+    def delayed(self, rows: Sequence[JobRow]) -> None:
+        """Set the delayed jobs that are due next, to find those whose task no worker has."""
+        self._unknown = Counter(row.job.name for row in rows if row.unknown_task is not None)
 
     def failed(self, failures: Failures) -> None:
         """Set the groups of failed jobs."""
@@ -141,6 +151,11 @@ class QueueWatch:
             completed=throughput(found.completed, done, now_ms),
             failed=throughput(found.failed, broken, now_ms),
             arrivals=rate(self._arrived[0], self._arrived[-1]) if self._arrived else None,
+            unknown_tasks={
+                name: count
+                for name, count in self._unknown.items()
+                if records and not any(name in (record.tasks or ()) for record in records)
+            },
             longest=self._longest,
             lockless=len(self._lockless),
             worst_error=error,

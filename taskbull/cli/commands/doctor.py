@@ -23,6 +23,7 @@ from taskbull.cli.output import cell, command, json_option, plural, printable, s
 from taskbull.cli.server import open_server
 from taskbull.core.schedule import Schedule
 from taskbull.core.states import JobState
+from taskbull.core.trouble import find_trouble
 from taskbull.core.validation import instant_to_ms
 from taskbull.errors import ConfigurationError, SerializationError, ServerRefused, TaskbullError
 from taskbull.monitor.browse import QueueSample
@@ -444,6 +445,20 @@ def _check_queue(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
     yield from _pausing(queue)
     yield from _kept(queue)
     yield from _schedules(server, queue)
+    yield from _troubles(server, queue)
+
+
+_CHECKED = {"unreadable", "no_worker", "stalled", "paused", "split", "late"}
+"""Codes of problems that `doctor` finds by itself, with more detail."""
+
+
+def _troubles(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
+    """Find the other problems that `taskbull top` and the dashboard show."""
+    for trouble in find_trouble(server.facts(queue.name)):
+        if trouble.code not in _CHECKED:
+            look = trouble.remedy if trouble.remedy in {"errors", "workers"} else "why"
+            advice = command(look, queue.name)
+            yield warning("queue", f"{queue.name}: {trouble.text}", advice)
 
 
 def _who(queue: QueueSample) -> Finding:
