@@ -29,7 +29,7 @@ from taskbull.cli.commands.call import call
 from taskbull.cli.commands.dashboard import dashboard
 from taskbull.cli.commands.demo import completion, demo, stop
 from taskbull.cli.commands.doctor import doctor
-from taskbull.cli.commands.jobs import job, jobs, restore, why
+from taskbull.cli.commands.jobs import errors, job, jobs, restore, why
 from taskbull.cli.commands.queues import events, queues, tasks, workers
 from taskbull.cli.commands.schedules import schedules
 from taskbull.cli.commands.top import top
@@ -82,12 +82,32 @@ class Commands(click.Group):
 
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
-    "Inspect": (dashboard, top, why, tasks, queues, workers, jobs, job, schedules, events, doctor),
+    "Inspect": (
+        *(dashboard, top, why, tasks, queues, workers, jobs, job, errors, schedules, events),
+        doctor,
+    ),
     "Change jobs": (call, retry, retry_all, promote, cancel, remove, restore),
     "Change queues": (pause, resume, drain, clean, obliterate),
     "Other": (completion,),
 }
 """All commands, in the sections and order of the help."""
+
+ELSEWHERE = {
+    "purge": "To delete the waiting jobs of a queue, use taskbull drain QUEUE.",
+    "beat": "No process of its own is needed: workers run schedules, and taskbull schedules lists "
+    "them.",
+    "flower": "The web page is taskbull dashboard.",
+    "inspect": "Use taskbull top for all queues, taskbull jobs QUEUE --state active for running "
+    "jobs, and taskbull tasks for the tasks of an app.",
+    "status": "Use taskbull workers for the connected workers, and taskbull doctor for a check.",
+    "shell": "In Python, import your app and call its tasks; in a terminal, use taskbull call "
+    "TASK.",
+    "multi": "Use taskbull worker --processes N, or start several workers.",
+    "control": "Use taskbull cancel, pause and resume.",
+    "result": "Use taskbull job QUEUE ID.",
+    "report": "Use taskbull doctor.",
+}
+"""Answers for commands that Celery has."""
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 

@@ -34,6 +34,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("promote", "emails", "1"),
     ("remove", "emails", "1", "--yes"),
     ("retry-all", "emails"),
+    ("errors", "emails"),
     ("pause", "emails"),
     ("resume", "emails"),
     ("drain", "emails", "--yes"),
