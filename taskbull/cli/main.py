@@ -54,6 +54,15 @@ class Commands(click.Group):
         for command in (command for part in parts.values() for command in part):
             self.add_command(command)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command. For commands of other tools, name the one that does the same."""
+        name = args[0]
+        if name in ELSEWHERE and self.get_command(ctx, name) is None:
+            raise click.UsageError(f"No such command '{name}'. {ELSEWHERE[name]}", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the requested command and convert taskbull errors to messages."""
         ctx.color = colour()
