@@ -94,6 +94,7 @@ LATE: dict[str, str] = {
     "taskbull.cli.tables": "rich is slow to import",
     "taskbull.cli.top": "rich is slow to import",
     "taskbull.cli.worker_process": "other commands do not wait for it",
+    "taskbull.observability.exporters": "prometheus_client is optional",
     "taskbull.observability.http_server": "prometheus_client is optional",
     "taskbull.observability.tracing": "OpenTelemetry is slow to import",
     "taskbull.queue.event_loops": "who has no event loop needs no asyncio",

@@ -29,6 +29,7 @@ from taskbull.cli.commands.call import call
 from taskbull.cli.commands.dashboard import dashboard
 from taskbull.cli.commands.demo import completion, demo, stop
 from taskbull.cli.commands.doctor import doctor
+from taskbull.cli.commands.exporter import exporter
 from taskbull.cli.commands.jobs import errors, job, jobs, restore, why
 from taskbull.cli.commands.queues import events, queues, tasks, workers
 from taskbull.cli.commands.schedules import schedules
@@ -93,7 +94,7 @@ PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
     "Inspect": (
         *(dashboard, top, why, tasks, queues, workers, jobs, job, errors, schedules, events),
-        doctor,
+        *(doctor, exporter),
     ),
     "Change jobs": (call, retry, retry_all, promote, cancel, remove, restore),
     "Change queues": (pause, resume, drain, clean, obliterate),

@@ -207,6 +207,10 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     """Time when a taskbull worker was last seen."""
     completed: Throughput = _NOTHING
     failed: Throughput = _NOTHING
+    completed_total: int | None = None
+    """Total of completed jobs from BullMQ's metrics, or `None` if no worker counts them."""
+    failed_total: int | None = None
+    """Same as `completed_total`, for failed jobs."""
     arrivals: float | None = None
     """Jobs added per second."""
     unknown_tasks: Mapping[str, int] = {}
@@ -283,3 +287,53 @@ def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
         name: value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value
         for name, value in facts.items()
     }
+
+
+# The Redis servers.
+
+
+class RedisNode(Struct, frozen=True):
+    """A Redis server that holds queues. Unknown values are `None`."""
+
+    name: str
+    """Its address."""
+    memory_used: int | None = None
+    """Bytes that count towards the memory limit."""
+    memory_limit: int | None = None
+    """Memory limit in bytes; 0 if there is none."""
+    refusal: str = ""
+    """Reason why it refuses writes, or an empty string."""
+    problem: str = ""
+    """Error if the server does not answer, or an empty string."""
+
+
+def read_node(name: str, info: Mapping[str, str], settings: Mapping[str, str]) -> RedisNode:
+    """Return a server's state from its INFO.
+
+    `settings` has its settings for failed snapshots. Defaults replace unknown ones.
+    """
+    if "used_memory" not in info:
+        return RedisNode(name)
+    # Redis does not count the buffers of replicas and of the append-only file.
+    used = int(info["used_memory"]) - int(info.get("mem_not_counted_for_evict", 0))
+    limit = int(info.get("maxmemory", 0))
+    refusal = ""
+    if 0 < limit < used and not info.get("maxmemory_policy", "").startswith("allkeys"):
+        refusal = "its memory is full"
+    elif _cannot_save(info, settings):
+        refusal = "it cannot save its data to disk"
+    elif info.get("min_slaves_good_slaves") == "0":
+        refusal = "it needs replicas, and none is connected"
+    elif info.get("role") == "slave" and info.get("slave_read_only", "1") == "1":
+        refusal = "it is a read-only replica"
+    return RedisNode(name, used, limit, refusal)
+
+
+def _cannot_save(info: Mapping[str, str], settings: Mapping[str, str]) -> bool:
+    if info.get("aof_enabled") == "1" and info.get("aof_last_write_status") == "err":
+        return True
+    return (
+        info.get("rdb_last_bgsave_status") == "err"
+        and settings.get("stop-writes-on-bgsave-error", "yes") == "yes"
+        and settings.get("save", "default") != ""
+    )

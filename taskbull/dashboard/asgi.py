@@ -52,6 +52,10 @@ from taskbull.dashboard.state import MOST_STREAMS, STREAM_LIMIT, DashboardState,
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.monitor.server import Server, Where
 
+_FRESH: Final = 5.0
+"""Seconds between two samples of all queues for metrics."""
+
+
 # Routes. Addresses are flat, so that relative links work under any mount point.
 
 
@@ -90,10 +94,29 @@ async def answer(dashboard: DashboardState, ctx: RequestContext) -> Response | S
         return _stream(dashboard, ctx)
     if page == "download":
         return await download_field(ctx)
+    if page == "metrics":
+        return await _metrics(dashboard, ctx)
     if page not in PAGES:
         raise Refused(404, "Page not found.")
     content = await PAGES[page](dashboard, ctx)
     return _page(ctx, content, dashboard.notices.get(ctx.query.get("said")))
+
+
+async def _metrics(dashboard: DashboardState, ctx: RequestContext) -> Response:
+    try:
+        from taskbull.observability import exporters  # noqa: PLC0415 - needs an optional package
+    except ImportError as error:
+        raise Refused(501, "Metrics need pip install 'taskbull[metrics]'.") from error
+    overview = dashboard.metrics
+    try:
+        await dashboard.views.read(("metrics",), lambda: ctx.server.measure(overview), _FRESH)
+    except TaskbullError:
+        found = exporters.describe_outage()
+    else:
+        known = ctx.server.known_queues
+        found = exporters.describe_queues(overview.facts(), overview.nodes, known)
+    body, content_type = exporters.render(found, ctx.request.headers.get("accept", ""))
+    return Response(body, content_type=content_type)
 
 
 def _stream(dashboard: DashboardState, ctx: RequestContext) -> Stream:

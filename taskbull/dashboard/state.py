@@ -22,6 +22,7 @@ from taskbull.dashboard.queue_line import QueueLine
 from taskbull.dashboard.request_context import RequestContext
 from taskbull.dashboard.sampler import DashboardSampler, QueueState
 from taskbull.errors import TaskbullError
+from taskbull.monitor.overview import Overview
 from taskbull.monitor.server import Server
 from taskbull.queue.failures import Failures
 
@@ -30,6 +31,9 @@ L = TypeVar("L")
 
 _FRESH: Final = 1.0
 """Lifetime of a cached read, in seconds."""
+
+_SEARCH_SECONDS: Final = 0.5
+"""Seconds that the first request for metrics may search the keys for queues."""
 
 MOST_STREAMS: Final = 100
 
@@ -226,6 +230,8 @@ class DashboardState:
     def __init__(self, server: Server, *, writes: bool = False) -> None:
         self.sampler = DashboardSampler(server, writes=writes)
         self.views = Views()
+        self.metrics = Overview(_SEARCH_SECONDS)
+        """All queues as of the last request for metrics."""
         self.throttle = RateLimiter()
         self.live = LiveFrames()
         self.queue_rows = RenderedRows[QueueState, QueueLine]()

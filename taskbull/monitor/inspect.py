@@ -78,7 +78,7 @@ class ServerOperations:
     @server_operation
     def save_points(self, server: Node) -> AnySteps[str]:
         """Return a server's snapshot settings (`save`). Empty if it writes no snapshots."""
-        return ask_on(server, servers.get_save_points())
+        return ask_on(server, servers.get_setting("save"))
 
     @server_operation
     def time(self, server: Node) -> AnySteps[float]:

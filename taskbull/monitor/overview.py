@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Final
 
-from taskbull.core.queue_health import QueueFacts
+from taskbull.core.queue_health import QueueFacts, RedisNode, read_node
 from taskbull.core.trouble import LEAST_FAILED, MINUTES, Trouble, find_trouble
 from taskbull.errors import SerializationError, ServerRefused, TaskbullError
 from taskbull.monitor.browse import JobRows, Workers
@@ -23,8 +23,8 @@ from taskbull.monitor.explain import ServerExplanations, count_ends, next_delaye
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.monitor.search import QueueNames, find_names
 from taskbull.queue.methods import server_operation
-from taskbull.queue.questions import LOST, ask_queues
-from taskbull.scripts import records
+from taskbull.queue.questions import LOST, ask_on, ask_queues, list_servers
+from taskbull.scripts import records, servers
 from taskbull.scripts.call import AnySteps
 
 _WORKERS: Final = 5.0
@@ -48,6 +48,12 @@ _FAILING: Final = 30.0
 _FAILURES: Final = 200
 _FAILING_AT_ONCE: Final = 2
 
+_ROUNDS: Final = 20
+"""Maximum number of rounds of `Server.measure`. They refresh 1,000 queues."""
+
+_SNAPSHOTS: Final = ("save", "stop-writes-on-bgsave-error")
+"""Settings that decide whether Redis refuses writes after a failed snapshot."""
+
 
 class Overview:
     """The collected information about all queues. `Server.watch` updates it.
@@ -61,6 +67,8 @@ class Overview:
         self.watches: dict[str, QueueWatch] = {}
         self.workers: Workers | None = None
         self.workers_at = -inf
+        self.nodes: Sequence[RedisNode] = ()
+        """The Redis servers, as of the last call of `Server.measure`."""
         self.seen: set[str] = set()
         """Names of the queues that the last round has read."""
 
@@ -122,6 +130,22 @@ class ServerOverview(ServerExplanations):
         Once a minute, a search for queues starts, which takes at most 0.05 s per round. For up to
         two queues with many failed jobs, it sends six calls each. The first round reads all queues.
         """
+        return self._round(overview, wanted)
+
+    @server_operation
+    def measure(self, overview: Overview) -> AnySteps[None]:
+        """Run rounds until all queues are up to date, at most 20, and read the servers' INFO.
+
+        If Redis cannot save its data, it also sends two CONFIG GET per server.
+        """
+        begun = time.monotonic()
+        for _ in range(_ROUNDS):
+            yield from self._round(overview, ())
+            if all(watch.sampled_at >= begun for watch in overview.watches.values()):
+                break
+        overview.nodes = yield from _read_nodes()
+
+    def _round(self, overview: Overview, wanted: Collection[str]) -> AnySteps[None]:
         now = time.monotonic()
         overview.seen = set()
         clients = 0 if overview.workers is None else overview.workers.clients
@@ -192,6 +216,25 @@ class ServerOverview(ServerExplanations):
         for watch in some:
             page = delayed.get(watch.name)
             watch.delayed(page.rows if isinstance(page, JobRows) else ())
+
+
+def _read_nodes() -> AnySteps[list[RedisNode]]:
+    nodes: list[RedisNode] = []
+    for server in (yield from list_servers()):
+        name, settings = str(server), dict[str, str]()
+        try:
+            info = yield from ask_on(server, servers.get_info())
+            if info.get("rdb_last_bgsave_status") == "err":
+                for setting in _SNAPSHOTS:
+                    with suppress(ServerRefused):
+                        settings[setting] = yield from ask_on(server, servers.get_setting(setting))
+        except ServerRefused:  # An ACL rule or the provider forbids INFO.
+            nodes.append(RedisNode(name))
+        except LOST as error:
+            nodes.append(RedisNode(name, problem=str(error)))
+        else:
+            nodes.append(read_node(name, info, settings))
+    return nodes
 
 
 def _pieces(watches: Sequence[QueueWatch]) -> Iterable[Sequence[QueueWatch]]:

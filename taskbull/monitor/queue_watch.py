@@ -150,6 +150,8 @@ class QueueWatch:
             last_seen=None if last_ms is None else instant_from_ms(last_ms),
             completed=throughput(found.completed, done, now_ms),
             failed=throughput(found.failed, broken, now_ms),
+            completed_total=None if found.completed is None else found.completed.count,
+            failed_total=None if found.failed is None else found.failed.count,
             arrivals=rate(self._arrived[0], self._arrived[-1]) if self._arrived else None,
             unknown_tasks={
                 name: count

@@ -75,12 +75,12 @@ RUNNING = _level("bullmq_jobs_running", _QW, "Jobs that a worker has started and
 LENGTH = _level(
     "bullmq_queue_length",
     ("queue", "state"),
-    "Jobs in each state, sampled by one worker of the queue.",
+    "Jobs in each state, sampled by one worker of the queue or by an exporter.",
 )
 OLDEST = _level(
     "bullmq_oldest_job_age_seconds",
     _Q,
-    "How long the next job has been due; 0 if none waits.",
+    "How long the next job has been due, also in a paused queue; 0 if none waits.",
     "s",
 )
 STALLED = _count(
@@ -105,6 +105,11 @@ LOCKS_LOST = _count(
 WORKERS = _level("bullmq_active_workers", _QW, "1 for each running worker.")
 CONNECTED = _level(
     "bullmq_redis_connection_status", (), "1 while Redis can be reached, else 0.", least=True
+)
+REFUSED = _level(
+    "bullmq_redis_writes_refused",
+    (),
+    "1 while Redis refuses writes, because its memory is full or it cannot save, else 0.",
 )
 RECONNECTS = _count(
     "bullmq_redis_reconnect_attempts_total", (), "Failed attempts to connect to Redis."
@@ -132,6 +137,40 @@ PROCESSES_ENDED = _count(
     "bullmq_pool_processes_ended_total",
     ("cause",),
     "Processes that were replaced: died (or had to be ended with their job), recycled.",
+)
+
+# Of an exporter or a dashboard, which also measure while no worker runs.
+
+QUEUES = _level("bullmq_queues", (), "Queues that were found, including those left out.")
+READABLE = _level("bullmq_queue_readable", _Q, "1 if the queue could be read, else 0.")
+PAUSED = _level("bullmq_queue_paused", _Q, "1 while the queue is paused, else 0.")
+CONNECTED_WORKERS = _level(
+    "bullmq_connected_workers", _Q, "Connected workers of the queue, including Node's."
+)
+FINISHED = _count(
+    "bullmq_jobs_finished_total",
+    ("queue", "status"),
+    "Jobs that completed or failed for good, as counted by BullMQ's metrics in Redis.",
+)
+FINISH_RATE = _level(
+    "bullmq_jobs_finished_per_second",
+    ("queue", "status"),
+    "Jobs that completed or failed for good per second, over the last five minutes.",
+)
+LATENESS = _level(
+    "bullmq_schedule_lateness_seconds",
+    _Q,
+    "How long the next scheduled run has been due; 0 if none is late.",
+    "s",
+)
+MEMORY_USED = _level(
+    "bullmq_redis_memory_used_bytes", ("node",), "Memory that a Redis server uses.", "By"
+)
+MEMORY_LIMIT = _level(
+    "bullmq_redis_memory_limit_bytes",
+    ("node",),
+    "Memory limit of a Redis server (maxmemory); 0 if it has none.",
+    "By",
 )
 
 ALL: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if isinstance(one, Metric))

@@ -6,7 +6,8 @@ import logging
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingMixIn, UnixStreamServer
@@ -20,6 +21,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from taskbull.core.queue_health import QueueFacts, RedisNode
+from taskbull.observability import catalogue as c
 from taskbull.observability.catalogue import ALL, Metric
 from taskbull.observability.health import Health
 from taskbull.observability.metrics import Metrics
@@ -187,6 +190,73 @@ class ReportSender:
     def _send(self, parent: socket.socket) -> None:
         body = msgspec.msgpack.encode(Report(self._source.snapshot(), self._source.health()))
         parent.sendall(len(body).to_bytes(_LENGTH, "big") + body)
+
+
+# Metrics of all queues, from outside of any worker.
+
+
+MOST_QUEUES = 1000
+"""Number of queues with metrics. Producers can invent names, and each makes about 20 series."""
+
+
+def describe_queues(
+    queues: Sequence[QueueFacts], nodes: Iterable[RedisNode], known: Collection[str] = ()
+) -> Snapshot:
+    """Return the metrics of queues and Redis servers.
+
+    If there are more than `MOST_QUEUES` queues, the known ones come first, then others by name.
+    """
+    meter = Tally()
+    meter.gauge(c.QUEUES).set(len(queues))
+    ordered = sorted(queues, key=lambda queue: (queue.name not in known, queue.name))
+    for queue in ordered[:MOST_QUEUES]:
+        _describe_queue(meter, queue)
+    answered, refused = True, False
+    for node in nodes:
+        answered, refused = answered and not node.problem, refused or bool(node.refusal)
+        if node.memory_used is not None and node.memory_limit is not None:
+            meter.gauge(c.MEMORY_USED).set(node.memory_used, (node.name,))
+            meter.gauge(c.MEMORY_LIMIT).set(node.memory_limit, (node.name,))
+    meter.gauge(c.CONNECTED).set(int(answered))
+    meter.gauge(c.REFUSED).set(int(refused))
+    return meter.snapshot()
+
+
+def describe_outage() -> Snapshot:
+    """Return the metrics while Redis cannot be read."""
+    meter = Tally()
+    meter.gauge(c.CONNECTED).set(0)
+    return meter.snapshot()
+
+
+def _describe_queue(meter: Tally, queue: QueueFacts) -> None:
+    labels = (queue.name,)
+    meter.gauge(c.READABLE).set(int(queue.problem is None), labels)
+    if queue.problem is not None:
+        return
+    for state, count in queue.counts.items():
+        meter.gauge(c.LENGTH).set(count, (queue.name, str(state)))
+    meter.gauge(c.OLDEST).set(_seconds_since(queue, queue.waiting_since), labels)
+    meter.gauge(c.LATENESS).set(_seconds_since(queue, queue.next_scheduled), labels)
+    meter.gauge(c.PAUSED).set(int(queue.paused), labels)
+    # Records are all that is known of workers if the server does not list its connections.
+    workers = queue.records if queue.connected is None else queue.connected
+    if workers or queue.connected is not None:
+        meter.gauge(c.CONNECTED_WORKERS).set(len(workers), labels)
+    elapsed = queue.now.timestamp() % 60
+    for status, total, ends in (
+        ("completed", queue.completed_total, queue.completed),
+        ("failed", queue.failed_total, queue.failed),
+    ):
+        if total is not None:
+            meter.counter(c.FINISHED).add(total, (queue.name, status))
+        per_second = ends.recent(elapsed)
+        meter.gauge(c.FINISH_RATE).set(per_second or 0.0, (queue.name, status))
+
+
+def _seconds_since(queue: QueueFacts, instant: datetime | None) -> float:
+    """Return how long ago an instant was; 0 if it is unknown or in the future."""
+    return 0.0 if instant is None else max(0.0, (queue.now - instant).total_seconds())
 
 
 # Prometheus text format. Needs the extra `metrics`.

@@ -23,7 +23,7 @@ class Health(Struct, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """True if the worker is running and can reach Redis."""
+        """True if the worker is running, and Redis can be reached and accepts writes."""
         return not (self.stuck or self.idle)
 
 
@@ -35,6 +35,8 @@ class Vitals:
         """True while the worker fetches jobs."""
         self.connected = False
         """True if the last contact with Redis succeeded."""
+        self.refusal = ""
+        """The reason why Redis refuses writes, or an empty string."""
         self.block_limit = inf
         """Seconds without progress until the event loop counts as stuck."""
         self._moved_at = monotonic()
@@ -51,4 +53,6 @@ class Vitals:
         stuck = (
             f"the event loop has not moved for {still:.0f} s" if still > self.block_limit else ""
         )
-        return Health(stuck, "" if self.connected else "Redis cannot be reached")
+        if not self.connected:
+            return Health(stuck, "Redis cannot be reached")
+        return Health(stuck, self.refusal and f"Redis refuses writes: {self.refusal}")

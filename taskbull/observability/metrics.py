@@ -97,6 +97,7 @@ class Metrics:
         self._lost = meter.counter(c.LOCKS_LOST)
         self._workers = meter.gauge(c.WORKERS)
         self._connected = meter.gauge(c.CONNECTED)
+        self._refused = meter.gauge(c.REFUSED)
         self._reconnects = meter.counter(c.RECONNECTS)
         self._breaker = meter.gauge(c.BREAKER)
         self._opened = meter.counter(c.BREAKER_OPENED)
@@ -166,6 +167,7 @@ class Metrics:
                 self._begin_task(queue, task)
         self._reconnects.add(0)
         self._connected.set(0)
+        self._refused.set(0)
 
     def _begin_task(self, queue: str, task: str) -> None:
         for kind in Kind:
@@ -234,6 +236,11 @@ class Metrics:
         """Record whether Redis can be reached."""
         self.vitals.connected = reached
         self._connected.set(int(reached))
+
+    def writes_refused(self, reason: str) -> None:
+        """Record why Redis refuses writes, or an empty string if it accepts them."""
+        self.vitals.refusal = reason
+        self._refused.set(int(bool(reason)))
 
     def sampled(self, queue: str, counts: Mapping[str, int], oldest: float) -> None:
         """Set the length of a queue by state, and the seconds that its next job has been due."""

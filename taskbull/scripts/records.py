@@ -253,10 +253,16 @@ def sample_queue(
     """
     if not (yield from _chosen(queue, worker_id, term_ms, held=held)):
         return None
+    return (yield from read_sample(queue))
+
+
+def read_sample(queue: QueueKeys) -> Steps[Sample]:
+    """Return a sample of a queue without writing, even if another worker samples it."""
     counts: Counts = yield count_jobs(queue)
     since: list[int] = []
     for state, words in (
         (JobState.WAITING, ("LRANGE", queue.wait, -1, -1)),
+        (JobState.PAUSED, ("LRANGE", queue.paused, -1, -1)),
         (JobState.PRIORITIZED, ("ZRANGE", queue.prioritized, 0, 0)),
     ):
         if not counts[state]:
@@ -288,7 +294,8 @@ def _chosen(queue: QueueKeys, worker_id: str, term_ms: int, *, held: bool) -> St
         return bool((yield take))
     if holder != worker_id.encode():
         return False
-    return bool((yield Command(("PEXPIRE", key, term_ms), key, int)))
+    # Unlike PEXPIRE, Redis refuses SET when its memory is full, so that the worker notices.
+    return bool((yield Command(("SET", key, worker_id, "XX", "PX", term_ms), key, bool)))
 
 
 def _key(queue: QueueKeys) -> str:

@@ -66,13 +66,13 @@ def get_cluster_info() -> Command[dict[str, str]]:
     return Command(("CLUSTER", "INFO"), _ANY, info)
 
 
-def get_save_points() -> Command[str]:
-    """Read a server's snapshot settings (`save`). Empty if it writes no snapshots."""
+def get_setting(name: str) -> Command[str]:
+    """Read a server's setting, such as `save`. Empty if it is unknown."""
 
     def read(reply: list[bytes]) -> str:
         return text(reply[1]) if len(reply) > 1 else ""
 
-    return Command(("CONFIG", "GET", "save"), _ANY, read)
+    return Command(("CONFIG", "GET", name), _ANY, read)
 
 
 def get_time() -> Command[float]:

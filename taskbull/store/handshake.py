@@ -53,6 +53,8 @@ class Handshake(Struct, frozen=True):
         for reply in replies:
             if not isinstance(reply, ReplyError) or reply is named or _lacks_info(reply, info):
                 continue  # the client name and INFO are optional
+            if complete and str(reply).startswith("MISCONF"):
+                continue  # Redis cannot save, so it refuses PING and writes, but it can be read.
             if not complete and _is_unknown(reply):
                 raise ServerRefused(
                     "INCOMPLETE",

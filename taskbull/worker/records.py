@@ -31,7 +31,9 @@ from taskbull.observability.metrics import NO_TASKS, Declared, Metrics
 from taskbull.scripts.call import Call
 from taskbull.scripts.records import (
     MOST_ERRORS,
+    Sample,
     forget_worker,
+    read_sample,
     record_errors,
     record_worker,
     register_queues,
@@ -290,6 +292,9 @@ SAMPLING = 5.0
 _SAMPLE_TIMEOUT = SAMPLING
 """Timeout of one sample in seconds."""
 
+_NO_WRITES = frozenset({"OOM", "MISCONF", "READONLY", "NOREPLICAS"})
+"""Codes of errors that refuse all writes, but no reads."""
+
 _TERM = 2.5
 """Number of periods before other workers may sample the queues of a worker that died."""
 
@@ -315,6 +320,8 @@ class Sampler:
         self.processes: ProcessPool | None = None
         """The worker's process pool, or None."""
         self._chosen: set[str] = set()  # queues that this worker samples
+        self._unreached: set[str] = set()  # queues whose server does not answer
+        self._refused: dict[str, str] = {}  # queues whose server refuses writes, with the error
 
     async def run(self, shutdown: Shutdown) -> None:
         """Sample until cancelled. From shutdown on, the worker counts as not ready for jobs."""
@@ -375,24 +382,39 @@ class Sampler:
 
     async def refresh(self, context: QueueContext) -> None:
         """Sample a queue once if it is this worker's turn, and record whether Redis answered."""
-        queue = context.keys.queue
-        reached, sample = True, None
+        queue, sample = context.keys.queue, None
         try:
-            held, term_ms = queue in self._chosen, to_ms(_TERM * self._period)
-            steps = sample_queue(context.keys, self._worker_id, term_ms, held=held)
-            sample = await context.store.run(steps, timeout=_SAMPLE_TIMEOUT)
+            sample = await self._read(context)
+            self._unreached.discard(queue)
         except ServerRefused as error:
+            self._unreached.discard(queue)
             logger.debug("Queue %s: could not sample its length: %s", queue, error)
         except TaskbullError:
-            reached = False
+            self._unreached.add(queue)
         for sink in self._sinks:
-            sink.reached(reached=reached)
+            sink.reached(reached=not self._unreached)
+            sink.writes_refused(next(iter(self._refused.values()), ""))
         if sample is not None:
             self._chosen.add(queue)
             for sink in self._sinks:
                 sink.sampled(queue, sample.counts, _age(context, sample.waiting_since_ms))
         elif queue in self._chosen:  # Another worker may still sample it otherwise.
             self._forget(queue)
+
+    async def _read(self, context: QueueContext) -> Sample | None:
+        queue = context.keys.queue
+        held, term_ms = queue in self._chosen, to_ms(_TERM * self._period)
+        steps = sample_queue(context.keys, self._worker_id, term_ms, held=held)
+        try:
+            sample = await context.store.run(steps, timeout=_SAMPLE_TIMEOUT)
+        except ServerRefused as error:
+            if error.code not in _NO_WRITES:
+                raise
+            # No worker can take the turn, so each one reports the queue.
+            self._refused[queue] = str(error)
+            return await context.store.run(read_sample(context.keys), timeout=_SAMPLE_TIMEOUT)
+        self._refused.pop(queue, None)
+        return sample
 
     def _forget(self, queue: str) -> None:
         self._chosen.discard(queue)

@@ -18,6 +18,7 @@ from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
 
 PAGES = ["", "queue?q=q", "errors?q=q", "job?q=q&id=1", "schedules", "workers", "operations"]
+PAGES += ["metrics"]
 
 
 @pytest.fixture

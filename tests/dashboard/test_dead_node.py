@@ -15,12 +15,15 @@ from click.testing import CliRunner
 
 from taskbull import SyncQueue
 from taskbull.cli import server as cli_server
+from taskbull.cli.commands.exporter import ServerMetrics
 from taskbull.cli.main import commands
 from taskbull.core.keys import QueueKeys
 from taskbull.dashboard import Dashboard
 from taskbull.monitor.server import SyncServer
+from taskbull.observability.exporters import render
 from taskbull.scripts.records import queues_key
 from tests.dashboard.conftest import Visitor
+from tests.observability.scraping import Scrape
 from tests.selection import in_full
 from tests.servers.cluster import Cluster, Node
 from tests.servers.waiting import wait_until
@@ -166,4 +169,24 @@ def test_a_first_look_without_an_event_loop_finds_the_living_nodes(  # S5
     samples = server.survey(names)
     assert {each.name for each in samples if each.problem} == set(scene.dead)
     assert list(server.lost_servers()) == [server.server_of(scene.dead[0])]
+    server.close()
+
+
+@pytest.mark.parametrize(("scene", "how"), [KILLED], indirect=["scene"])
+def test_an_exporter_shows_the_living_nodes(scene: Scene, how: str) -> None:
+    server = SyncServer(scene.cluster.url, prefix=scene.prefix, call_timeout=CALL_TIMEOUT)
+    metrics = ServerMetrics(server)
+    metrics.sample()
+    scene.strike(how)
+    metrics.sample()
+    found = Scrape(render(metrics.snapshot())[0].decode())
+    for name in scene.alive:
+        assert found.value("bullmq_queue_readable", queue=name) == 1
+        assert found.value("bullmq_queue_length", queue=name, state="waiting") == 1
+    for name in scene.dead:
+        assert found.value("bullmq_queue_readable", queue=name) == 0
+        assert found.value("bullmq_queue_length", queue=name, state="waiting") is None
+    assert found.value("bullmq_redis_connection_status") == 0
+    assert len(found.label("bullmq_redis_memory_used_bytes", "node")) == 2
+    assert metrics.health().ready
     server.close()

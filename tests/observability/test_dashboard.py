@@ -6,16 +6,19 @@ import json
 import re
 import shutil
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from anyio import Event, to_thread
 
+from taskbull.cli.commands.exporter import ServerMetrics
 from taskbull.core import events
 from taskbull.core.breaker import CircuitBreaker
+from taskbull.monitor.server import SyncServer
 from taskbull.observability.catalogue import ALL
-from taskbull.observability.exporters import OwnMetrics
+from taskbull.observability.exporters import OwnMetrics, render
 from taskbull.observability.http_server import MetricsServer
 from taskbull.worker import records
 from tests.observability.scraping import Scrape, scrape
@@ -67,12 +70,20 @@ async def real_scrape(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> Scrape
     return found
 
 
+def exported(bed: WorkerBed) -> Scrape:
+    """Give what an exporter shows of the same server."""
+    with closing(SyncServer(bed.url, prefix=bed.prefix)) as server:
+        metrics = ServerMetrics(server)
+        metrics.sample()
+        return Scrape(render(metrics.snapshot())[0].decode())
+
+
 async def test_what_is_shown_and_watched_is_there(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = await real_scrape(bed, monkeypatch)
-    labels: dict[str, set[str]] = {}
-    for name, given in found.samples:
+    labels: dict[str, set[str]] = {"up": {"job"}}
+    for name, given in (*found.samples, *exported(bed).samples):
         labels.setdefault(name, set()).update(label for label, _ in given)
     shown = {pair for query in expressions() for pair in _NAMED.findall(query)}
     for name, matchers in shown:

@@ -41,6 +41,7 @@ from taskbull.worker import records
 from taskbull.worker.run import Run, Runs
 from taskbull.worker.worker import Worker
 from tests.observability.scraping import Scrape, get, scrape
+from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.servers.proxy import Proxy
 from tests.worker.bed import HandClock, WorkerBed, echo, until
 
@@ -223,6 +224,46 @@ async def test_lengths_and_the_oldest_job_are_sampled_by_one_worker(
             async with second.running():
                 await shown(other, "bullmq_queue_length", 1, queue="q", state="active")
         release.set()
+
+
+@pytest.mark.parametrize("cause", ["memory", "disk"])
+async def test_a_redis_that_refuses_writes_is_not_ready_and_its_queues_stay_visible(  # V22
+    private_server: PrivateServers, prefix: str, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    monkeypatch.setattr(records, "SAMPLING", 0.05)
+    server = private_server({"save": "3600 1000000", "enable-protected-configs": "local"})
+    with redis.Redis.from_url(server.url) as admin:
+        bed = WorkerBed(Reachable(VALKEY_9, server.url), admin, prefix)
+        first, second = bed.worker(echo, worker_id="first"), bed.worker(echo, worker_id="second")
+        await bed.queue.pause()
+        job = await bed.queue.add("held")
+        bed.admin.hincrby(bed.keys.job(job.id), "timestamp", -100_000)
+        with served(first) as url, served(second) as other:
+            async with first.running(), second.running():
+                for each in (url, other):
+                    await until_status(f"{each}/readyz", 200)
+                    assert (await scraped(each)).value("bullmq_redis_writes_refused") == 0
+                if cause == "memory":
+                    admin.config_set("maxmemory", 1)
+                else:
+                    admin.config_set("dir", "/proc")
+                    admin.bgsave()
+                for each in (url, other):
+                    await until_status(f"{each}/readyz", 503)
+                    reason = (await to_thread.run_sync(get, f"{each}/readyz"))[1]
+                    assert "Redis refuses writes" in reason
+                    assert (await status(f"{each}/livez")) == 200
+                    found = await shown(each, "bullmq_redis_writes_refused", 1)
+                    assert found.value("bullmq_redis_connection_status") == 1
+                    # The turn of the sampler cannot be renewed, and the queue is still reported.
+                    found = await shown(each, "bullmq_queue_length", 1, queue="q", state="paused")
+                    assert (found.value("bullmq_oldest_job_age_seconds", queue="q") or 0) >= 100
+                admin.config_set("maxmemory", 0)
+                admin.config_set("dir", str(server.folder))
+                admin.config_set("save", "")
+                for each in (url, other):
+                    await until_status(f"{each}/readyz", 200)
+                    await shown(each, "bullmq_redis_writes_refused", 0)
 
 
 async def test_heartbeats_and_lost_locks_are_counted(bed: WorkerBed) -> None:
