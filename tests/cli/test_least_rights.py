@@ -291,7 +291,8 @@ async def test_a_user_of_named_queues_sees_them_everywhere(
 async def test_what_a_user_may_not_read_is_named(
     named_queues: tuple[CommandLine, redis.Redis], open_cli: OpenCli
 ) -> None:
-    cli, admin = named_queues
+    cli, client = named_queues
+    admin: Any = client
     admin.execute_command(
         *("ACL", "SETUSER", "taskbull", "resetkeys", "~bull:work:*", "~bull:desk:*")
     )
