@@ -75,8 +75,8 @@ if action == "resume" then
   return 0
 end
 if action == "pause" then
+  redis.call("DEL", marker) -- first: a full Redis refuses a script's first addition
   redis.call("HSET", meta, "paused", 1)
-  redis.call("DEL", marker)
   redis.call("XADD", events, "*", "event", "paused")
 end
 return queue_state(meta, active, false, paused).target and join_lists(paused) or 0

@@ -269,6 +269,10 @@ class BlockingCallWarning(RuntimeWarning):
     """A blocking Redis call was made in an event loop, which cannot run until it returns."""
 
 
+class NotRecorded(TaskbullError):
+    """A call needs Redis, but the app records its jobs or runs them inline."""
+
+
 class UnannotatedWarning(UserWarning):
     """A task gets an argument as another type, because its parameter has no annotation."""
 

@@ -53,12 +53,13 @@ LAYERS: dict[str, Layer] = {
     "monitor": _layer("errors core scripts store observability queue", "anyio msgspec"),
     "worker": _layer("errors core scripts store observability", "anyio msgspec"),
     "app": _layer(
-        "errors events core scripts store observability queue monitor worker",
+        # Inline mode runs jobs as the tests do.
+        "errors events core scripts store observability queue monitor worker testing",
         "anyio msgspec uvloop",
     ),
     "testing": _layer(
         "errors events core scripts store observability queue monitor worker app",
-        "anyio pytest",
+        "anyio msgspec pytest",
     ),
     "django": _layer("worker", "django"),
     "dashboard": _layer("errors core observability queue monitor app", "anyio msgspec uvicorn"),
@@ -99,6 +100,7 @@ LATE: dict[str, str] = {
     "taskbull.queue.event_loops": "who has no event loop needs no asyncio",
     "taskbull.queue.queue": "who only enqueues by tasks does not need it",
     "taskbull.monitor.server": "who only enqueues by tasks does not need it",
+    "taskbull.testing.recording": "few programs run jobs inline",
     "taskbull.store.embedded": "few programs have an embedded server",
     "taskbull.store.trio_link": "trio is optional",
     "taskbull.worker.worker": "who only enqueues needs no worker",

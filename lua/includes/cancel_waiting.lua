@@ -100,8 +100,8 @@ local function fail_waiting_job(base, id, state, reason, now, parents)
   end
 end
 
--- notify_hooks(base, id, name, data, reason): pass a job that failed without a worker to workers
--- that run hooks. `tb:hooks` exists if there are any. One of them takes the job from the list.
+-- notify_hooks(base, id, name, data, reason): put a job that failed without a worker into a list.
+-- One of the workers with hooks takes it from there. If there are any, `tb:hooks` exists.
 local function notify_hooks(base, id, name, data, reason)
   local MOST_ENDED, MOST_REQUESTS, DAY, HOUR = 10000, 1000, 86400000, 3600000
   local ended, requests = base .. "tb:ended", base .. "tb:cancel"

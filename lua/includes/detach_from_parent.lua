@@ -45,7 +45,7 @@ local function detach_from_parent(base, key, parent_key, hard)
       end
     end
   end
+  redis.call("SREM", dependencies, key) -- first: a full Redis refuses a script's first addition
   count_dropped_child(parent_key)
-  redis.call("SREM", dependencies, key)
   return true
 end

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from taskbull.app.batch import is_batch
 from taskbull.app.discovery import find_attribute, import_modules, import_package
@@ -37,7 +38,7 @@ from taskbull.core.validation import (
     limit_of,
     refusal,
 )
-from taskbull.errors import ConfigurationError
+from taskbull.errors import ConfigurationError, NotRecorded
 from taskbull.queue.add_bulk import Progress
 from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, BlockingCheck, JobHandle
 from taskbull.scripts.read import names_waiting
@@ -83,6 +84,10 @@ class WorkerFactory:
         """Register a listener for an event type on all workers built from now on."""
         events.check_listener(kind, listener, thread=thread)
         self._listeners.append((kind, listener, thread))
+
+    def listeners_of(self, event: events.Event) -> list[events.Listener[Any]]:
+        """Return the listeners for an event."""
+        return [listener for kind, listener, _ in self._listeners if isinstance(event, kind)]
 
     @property
     def dispatch(self) -> Dispatch:
@@ -192,6 +197,8 @@ class App(TaskGroup):
         call_timeout: Time limit in seconds for all other calls of queues and handles. None disables
             it.
         inherit_headers: Whether jobs that a job adds get its headers, unless they set their own.
+        inline: Run jobs in the caller instead of adding them, without Redis. With "raise", a call
+            raises the task's own exception. Defaults to `TASKBULL_INLINE`.
         **options: Defaults for all tasks, as in `@app.task`: `backoff`, `error_backoffs`,
             `retry_on`, `fail_on`, `throws`, `timeout`, `expires`, `process`, `grace`, `dedup`,
             `keep_completed` and `keep_failed`; and `tz`, the time zone of `Cron` rules without one.
@@ -224,6 +231,7 @@ class App(TaskGroup):
         enqueue_timeout: Duration | None = ENQUEUE_TIMEOUT,
         call_timeout: Duration | None = CALL_TIMEOUT,
         inherit_headers: bool = False,
+        inline: bool | Literal["raise"] | None = None,
         **options: Unpack[GroupOptions],
     ) -> None:
         super().__init__(
@@ -251,6 +259,11 @@ class App(TaskGroup):
         self.target: str | None = None
         """The `module:attribute` string that `load_app` was called with, or None."""
         self._blocking = BlockingCheck("app.enqueue()", "await app.aenqueue()")
+        mode = _inline_mode(inline)
+        if mode:
+            from taskbull.testing.recording import InlineJobs  # noqa: PLC0415 - few apps need it
+
+            producer.divert(InlineJobs(self, raises=mode == "raise"))
 
     @property
     def known_queues(self) -> list[str]:
@@ -320,6 +333,10 @@ class App(TaskGroup):
         """
         if job_id is None:
             queue, job_id = read_ref(queue)
+        if self.producer.detour is not None:
+            found = self.producer.detour.find(queue, job_id)
+            if found is not None:
+                return found
         client = self.producer.client(queue)
         return JobHandle(queue, check_text("job_id", job_id), "", False, client, payload.decode)
 
@@ -562,11 +579,29 @@ class App(TaskGroup):
         run_as_program(worker, backend=backend, uvloop=uvloop, burst=burst)
 
     def _worker(self, queues: Queues | None, options: WorkerKeywords) -> Worker:
+        if self.producer.detour is not None:
+            raise NotRecorded(self.producer.detour.refusal)
         check_not_importing()
         self.load_tasks()
         return self._factory.worker(
             self.producer.namespace, queues, options, self.declared_schedules
         )
+
+
+def hooks_of(app: App, event: events.Ended) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
+    """Return the functions to call for a job that has ended, with their arguments."""
+    factory = app._factory  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    found: list[tuple[Callable[..., object], tuple[Any, ...]]] = [
+        (listener, (event,)) for listener in factory.listeners_of(event)
+    ]
+    task = app.tasks.get(event.job.name)
+    if task is not None:
+        settings = task.settings
+        if isinstance(event, events.Completed) and settings.on_success is not None:
+            found.append((settings.on_success, (event.job, task.read_result(event.raw_value))))
+        if isinstance(event, events.Failed) and settings.on_failure is not None:
+            found.append((settings.on_failure, (event.job, event.failure)))
+    return found
 
 
 def dispatch_of(app: App) -> Dispatch:
@@ -594,3 +629,12 @@ def _module_names(include: object) -> tuple[str, ...]:
         raise refusal("include", "be a list of module names", include)
     names = cast("Sequence[object]", include)
     return tuple(check_text("a module in include", name) for name in names)
+
+
+def _inline_mode(inline: object) -> object:
+    if inline is None:
+        text = os.environ.get("TASKBULL_INLINE", "").lower()
+        inline = {"": False, "0": False, "false": False, "1": True, "true": True}.get(text, text)
+    if inline not in {True, False, "raise"}:
+        raise refusal("inline", 'be True, False or "raise"', inline)
+    return inline

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from taskbull.app.settings import CallOptions, with_call
 from taskbull.core import payload
-from taskbull.core.flow import Branch, Children, Growing, Need, branches_of
+from taskbull.core.flow import Branch, Children, Need, branches_of
 from taskbull.core.job import Job, NewJob, Ticket
 from taskbull.core.keys import check_queue_name
 from taskbull.core.middleware import current
@@ -21,7 +21,7 @@ from taskbull.errors import ConfigurationError
 from taskbull.queue.add import Adder
 from taskbull.queue.add_bulk import Bulk, Entry, Flow, Progress, add_at_once, check_bulk
 from taskbull.queue.handle import DataCheck, JobHandle, QueueClient, ReadResult
-from taskbull.queue.stores import Stores
+from taskbull.queue.stores import Detour, Stores
 from taskbull.scripts.call import AnySteps
 from taskbull.store.address import Address, Namespace
 
@@ -135,7 +135,20 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
         return replace(self, job=self.job.without_ticket())
 
 
-Enqueue: TypeAlias = Callable[[Sequence[JobSpec[Any]]], list[JobHandle[Any]]]
+class AppDetour(Detour, Protocol):
+    """Takes the jobs of an app in place of Redis: a `Box`, or inline mode."""
+
+    def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
+        """Take jobs and return their handles in order."""
+        ...
+
+    async def aenqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
+        """Take jobs and return their handles in order."""
+        ...
+
+    def find(self, queue: str, job_id: str) -> JobHandle[Any] | None:
+        """Return the handle of a job that was taken, or None."""
+        ...
 
 
 EnqueueHook: TypeAlias = Callable[[JobSpec[Any]], JobSpec[Any] | None]
@@ -180,7 +193,8 @@ class Producer:
         self._clients: dict[str, QueueClient] = {}
         self._queues: dict[str, Queue] = {}
         self._sync_queues: dict[str, SyncQueue] = {}
-        self._elsewhere: Enqueue | None = None
+        self.detour: AppDetour | None = None
+        """Takes jobs in place of Redis."""
         self.hooks: list[EnqueueHook] = []
         """Functions that see each job before it is added."""
 
@@ -202,7 +216,7 @@ class Producer:
                 raise refusal("the result of an on_enqueue function", "be a JobSpec", changed)
             spec = changed
         children = tuple(
-            replace(group, jobs=tuple(self._prepared_child(job) for job in group.jobs))
+            replace(group, jobs=tuple(job.prepared() for job in group.jobs))
             for group in spec.children
         )
         return replace(spec, children=children, is_prepared=True)
@@ -223,17 +237,19 @@ class Producer:
             )
         return cast("J", spec.job)
 
-    def _prepared_child(self, job: Growing) -> Growing:
-        return self.prepared(job) if isinstance(job, JobSpec) else job.prepared()
-
     @contextmanager
-    def diverted(self, elsewhere: Enqueue) -> Generator[None]:
-        """Pass the jobs added in the block to `elsewhere` instead of Redis. For tests."""
-        before, self._elsewhere = self._elsewhere, elsewhere
+    def diverted(self, detour: AppDetour) -> Generator[None]:
+        """Pass the jobs added in the block to `detour` instead of Redis. For tests."""
+        before = self.detour
+        self.divert(detour)
         try:
             yield
         finally:
-            self._elsewhere = before
+            self.divert(before)
+
+    def divert(self, detour: AppDetour | None) -> None:
+        """Pass jobs to `detour` instead of Redis from now on, and refuse all other calls."""
+        self.detour = self.stores.detour = detour
 
     @contextmanager
     def moved(self, address: Address) -> Generator[None]:
@@ -301,8 +317,8 @@ class Producer:
         """Add one job."""
         if self.hooks:
             spec = self.prepared(spec)
-        if self._elsewhere is not None:
-            return self._elsewhere([spec])[0]
+        if self.detour is not None:
+            return self.detour.enqueue([spec])[0]
         if spec.children or spec.calling.needs:
             return self.enqueue([spec])[0]
         return add_at_once(self._alone(spec), self._timeout)
@@ -311,7 +327,7 @@ class Producer:
         """Add one job, in one call with jobs from other tasks of the event loop."""
         if self.hooks:
             spec = self.prepared(spec)
-        if self._elsewhere is not None or spec.children or spec.calling.needs:
+        if self.detour is not None or spec.children or spec.calling.needs:
             return self._aadd_by_itself(spec)
         entry = self._alone(spec)
         return self.stores.loop.group(entry.client, self._timeout).add(entry)
@@ -328,26 +344,27 @@ class Producer:
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
     ) -> list[JobHandle[Any]]:
         """Add jobs and return their handles in order."""
-        if self._elsewhere is not None:
-            return self._divert(self._elsewhere, specs, progress)
+        if self.detour is not None:
+            handles = self.detour.enqueue(self._all(specs, progress))
+            if progress is not None:
+                progress(len(handles))
+            return handles
         return self.stores.run(self._bulk(specs, progress), self._timeout)
 
     async def aenqueue(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
     ) -> list[JobHandle[Any]]:
         """Add jobs and return their handles in order."""
-        if self._elsewhere is not None:
-            return self._divert(self._elsewhere, specs, progress)
+        if self.detour is not None:
+            handles = await self.detour.aenqueue(self._all(specs, progress))
+            if progress is not None:
+                progress(len(handles))
+            return handles
         return await self.stores.arun(self._bulk(specs, progress), self._timeout)
 
-    def _divert(
-        self, elsewhere: Enqueue, specs: Iterable[JobSpec[Any]], progress: Progress | None
-    ) -> list[JobHandle[Any]]:
+    def _all(self, specs: Iterable[JobSpec[Any]], progress: Progress | None) -> list[JobSpec[Any]]:
         check_bulk(specs, progress)
-        handles = elsewhere([self.prepared(self._checked(*each)) for each in enumerate(specs)])
-        if progress is not None:
-            progress(len(handles))
-        return handles
+        return [self.prepared(self._checked(*each)) for each in enumerate(specs)]
 
     def _bulk(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None

@@ -43,6 +43,7 @@ from msgspec import inspect as msgspec_types
 from msgspec.structs import asdict
 
 from taskbull.core import payload
+from taskbull.core.celery import OPTIONS, celery_hint
 from taskbull.core.validation import is_pydantic_model
 from taskbull.errors import (
     ConfigurationError,
@@ -97,7 +98,7 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
     return read
 
 
-def _is_constructible(kind: type) -> bool:
+def _is_constructible(kind: type[Any]) -> bool:
     return (
         is_pydantic_model(kind)
         or issubclass(kind, PurePath)
@@ -434,7 +435,9 @@ class Binder:
         try:
             return set(self._signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
-            raise TypeError(_call_problem(self._task, str(error))) from None
+            # An option of a call, such as Celery's countdown, that is not a parameter here.
+            hints = [celery_hint(name, OPTIONS) for name in kwargs if name not in self.parameters]
+            raise TypeError(_call_problem(self._task, str(error)) + "".join(hints)) from None
 
     def default_of(self, parameter: str) -> Any:
         """Return the default of a parameter."""

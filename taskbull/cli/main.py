@@ -30,7 +30,7 @@ from taskbull.cli.commands.dashboard import dashboard
 from taskbull.cli.commands.demo import completion, demo, stop
 from taskbull.cli.commands.doctor import doctor
 from taskbull.cli.commands.exporter import exporter
-from taskbull.cli.commands.jobs import job, jobs, restore, why
+from taskbull.cli.commands.jobs import errors, job, jobs, restore, why
 from taskbull.cli.commands.queues import events, queues, tasks, workers
 from taskbull.cli.commands.schedules import schedules
 from taskbull.cli.commands.top import top
@@ -54,6 +54,15 @@ class Commands(click.Group):
         self._parts = parts
         for command in (command for part in parts.values() for command in part):
             self.add_command(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command. For commands of other tools, name the one that does the same."""
+        name = args[0]
+        if name in ELSEWHERE and self.get_command(ctx, name) is None:
+            raise click.UsageError(f"No such command '{name}'. {ELSEWHERE[name]}", ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the requested command and convert taskbull errors to messages."""
@@ -84,7 +93,7 @@ class Commands(click.Group):
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
     "Inspect": (
-        *(dashboard, top, why, tasks, queues, workers, jobs, job, schedules, events),
+        *(dashboard, top, why, tasks, queues, workers, jobs, job, errors, schedules, events),
         *(doctor, exporter),
     ),
     "Change jobs": (call, retry, retry_all, promote, cancel, remove, restore),
@@ -92,6 +101,23 @@ PARTS: dict[str, tuple[click.Command, ...]] = {
     "Other": (completion,),
 }
 """All commands, in the sections and order of the help."""
+
+ELSEWHERE = {
+    "purge": "To delete the waiting jobs of a queue, use taskbull drain QUEUE.",
+    "beat": "No process of its own is needed: workers run schedules, and taskbull schedules lists "
+    "them.",
+    "flower": "The web page is taskbull dashboard.",
+    "inspect": "Use taskbull top for all queues, taskbull jobs QUEUE --state active for running "
+    "jobs, and taskbull tasks for the tasks of an app.",
+    "status": "Use taskbull workers for the connected workers, and taskbull doctor for a check.",
+    "shell": "In Python, import your app and call its tasks; in a terminal, use taskbull call "
+    "TASK.",
+    "multi": "Use taskbull worker --processes N, or start several workers.",
+    "control": "Use taskbull cancel, pause and resume.",
+    "result": "Use taskbull job QUEUE ID.",
+    "report": "Use taskbull doctor.",
+}
+"""Answers for commands that Celery has."""
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 

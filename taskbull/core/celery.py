@@ -1,4 +1,4 @@
-"""Hints for Celery users: taskbull's equivalents of Celery's names, shown in errors.
+"""Hints for users of Celery, RQ and Dramatiq: taskbull's equivalents of their names, in errors.
 
 Each text completes the sentence "Celery's `countdown` is …".
 """
@@ -22,7 +22,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "args": "not needed here: task.options(…).delay(1, 2)",
     "kwargs": "not needed here: task.options(…).delay(a=1)",
     "link": _FLOWS,
-    "link_error": "@app.on(events.Failed) here",
+    "link_error": "on_failure=… of @app.task here, or @app.on(events.Failed, thread=True)",
     "bind": "not needed here: current_job() gives the job, without self",
     "base": "@app.middleware here, around each job",
     "max_retries": "attempts=… here, the first one included: max_retries=3 is attempts=4",
@@ -46,8 +46,31 @@ OPTIONS: Final[Mapping[str, str]] = {
     "store_errors_even_if_ignored": "keep_failed=Keep(…) here",
     "serializer": _JSON,
     "compression": _JSON,
+    "meta": "headers={…} here: strings, in current_job().headers",
+    "at_front": "lifo=True here",
+    "job_timeout": "timeout=… here",
+    "result_ttl": "keep_completed=Keep(age=…) here",
+    "failure_ttl": "keep_failed=Keep(age=…) here",
+    "depends_on": _FLOWS,
+    "max_age": "expires=… here, in seconds",
+    "min_backoff": _RETRIES,
+    "max_backoff": _RETRIES,
+    "store_results": "not needed here: results are part of the jobs. Leave it out",
+    "actor_name": "name=… here",
+    "queue_name": "queue=… here",
 }
 """Options of tasks and calls."""
+
+_OTHERS: Final = {
+    **dict.fromkeys(
+        ("meta", "at_front", "job_timeout", "result_ttl", "failure_ttl", "depends_on"), "RQ"
+    ),
+    **dict.fromkeys(("get_current_job", "enqueue", "job"), "RQ"),
+    **dict.fromkeys(("max_age", "min_backoff", "max_backoff", "store_results"), "Dramatiq"),
+    **dict.fromkeys(("actor_name", "queue_name", "actor", "send"), "Dramatiq"),
+    **dict.fromkeys(("send_with_options", "message", "message_with_options"), "Dramatiq"),
+}
+"""Libraries whose names are not Celery's, by name."""
 
 SETTINGS: Final[Mapping[str, str]] = {
     "main": "the first argument of App here: App('shop')",
@@ -63,7 +86,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "task_acks_late": _ALWAYS,
     "task_serializer": _JSON,
     "accept_content": _JSON,
-    "task_always_eager": "taskbull.testing.recorded(app) here",
+    "task_always_eager": "inline=True here; in tests taskbull.testing.recorded(app)",
     "task_ignore_result": "keep_completed=Keep.none() here",
     "imports": "include=[…] here",
     "beat_schedule": "@app.task(schedule=Cron(…)) or app.schedule(id, Every(…), task.job(…)) here",
@@ -102,8 +125,12 @@ TASK: Final[Mapping[str, str]] = {
     "update_state": "current_job().progress(…) here",
     "AsyncResult": "app.job(queue, id) here",
     "run": "task(…) here: the function itself",
+    "send": "task.delay(…) here",
+    "send_with_options": "task.options(delay=60).delay(1, 2) here",
+    "message": "task.job(1, 2) here, for app.enqueue([…])",
+    "message_with_options": "task.options(…).job(1, 2) here, for app.enqueue([…])",
 }
-"""Attributes of a Celery task."""
+"""Attributes of a task."""
 
 APP: Final[Mapping[str, str]] = {
     "send_task": "app.sync_queue(queue).add(name, {…}) here, or await app.queue(queue).add(…)",
@@ -151,13 +178,16 @@ MODULE: Final[Mapping[str, str]] = {
     "chord": _FLOWS,
     "signature": TASK["signature"],
     "AsyncResult": APP["AsyncResult"],
+    "get_current_job": "current_job(None) here, which returns None outside a job",
+    "job": "@app.task here",
+    "actor": "@app.task here",
 }
-"""Names that can be imported from Celery."""
+"""Names that can be imported."""
 
 
 def celery_hint(name: str, of: Mapping[str, str]) -> str:
-    """Return a hint to append to an error message, or "" if `name` is not Celery's."""
-    return f". Celery's {name} is {of[name]}" if name in of else ""
+    """Return a hint to append to an error message, or "" if no other library has the name."""
+    return f". {_OTHERS.get(name, 'Celery')}'s {name} is {of[name]}" if name in of else ""
 
 
 def no_attribute(owner: object, of: Mapping[str, str], name: str) -> AttributeError:

@@ -109,12 +109,27 @@ _STARTING = frozenset({JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED, 
 def explain_queue(queue: QueueFacts) -> list[Reason]:
     """Return the reasons why the jobs of a queue do not run, the main cause first."""
     reasons = [*holding(queue)]
+    is_held = bool(reasons) or queue.is_stuck
+    if queue.waiting:
+        reasons += _busy(queue)
+    if queue.unknown_tasks:
+        facts = {"tasks": dict(queue.unknown_tasks)}
+        reasons.append(Reason("task_unknown", f"{unknown_tasks(queue)}.", facts))
     if queue.lockless:
         jobs = count_of(queue.lockless, "running job")
         text = f"{jobs} lost {'its' if queue.lockless == 1 else 'their'} worker."
         reasons.append(Reason("stalled", text, {"jobs": queue.lockless}))
-    reasons.append(_pace(queue, held=bool(reasons)))
+    reasons.append(_pace(queue, held=is_held or bool(queue.lockless)))
     return reasons
+
+
+def unknown_tasks(queue: QueueFacts) -> str:
+    """Describe the jobs whose task no worker has."""
+    counts = sorted(queue.unknown_tasks.items(), key=lambda item: (-item[1], item[0]))
+    (task, count), *others = counts[:3]
+    text = f"{count_of(count, 'job')} {'waits' if count == 1 else 'wait'} for task {task}"
+    text += "".join(f", and {count_of(many, 'job')} for task {name}" for name, many in others)
+    return f"{text}, which no worker has"
 
 
 def _paused(queue: QueueFacts) -> Reason:
@@ -165,6 +180,19 @@ def _task_unknown(
         text += f" Workers have skipped it for {span((queue.now - first).total_seconds())}"
         text += f" (last {ago(last, queue.now)}). No attempt was used."
     return Reason("task_unknown", text, {"task": task, "workers": len(records), "nearest": near})
+
+
+def _busy(queue: QueueFacts) -> Iterator[Reason]:
+    slots = queue.busy_slots
+    if not slots or queue.paused:
+        return
+    of = "the only worker" if len(queue.records) == 1 else f"all {len(queue.records)} workers"
+    text = f"All {slots:,} slots of {of} are busy" if slots > 1 else f"The slot of {of} is busy"
+    if queue.longest is not None:
+        ran = span((queue.now - queue.longest.started).total_seconds())
+        text += f"; the longest-running job, {queue.longest.label}, has run for {ran}"
+    advice = " Cancel it, or start another worker." if queue.is_stuck else ""
+    yield Reason("busy", f"{text}.{advice}", {"slots": slots, "stuck": queue.is_stuck})
 
 
 def _breaker(queue: QueueFacts, opened: Sequence[WorkerRecord]) -> Reason:
@@ -384,6 +412,8 @@ def _alive(job: JobFacts) -> Iterator[Reason]:
         return
     own = [*_own(job)]
     held = [*holding(job.queue, job.name, job.unknown_task, job.state)]
+    if job.state in _STARTING:
+        held += _busy(job.queue)
     yield from own
     yield from held
     if job.state in _RANKED:
@@ -400,6 +430,13 @@ def _running(job: JobFacts) -> Iterator[Reason]:
         within = span(2 * job.stalled_interval)
         text = f"{gone} Another worker, if there is one, returns it to the queue within {within}."
         yield _reason("stalled", text, worker=job.worker, started=job.started)
+        yield from holding(job.queue, job.name, job.unknown_task, job.state)
+        return
+    if (seen := job.queue.gone.get(job.worker)) is not None:
+        silent = span((now - seen).total_seconds())
+        text = f"Its worker {job.worker} is gone: it has written no record for {silent}. When "
+        text += f"its lock expires in {span(job.lock_seconds)}, another worker can return it."
+        yield _reason("worker_gone", text, worker=job.worker, started=job.started, seen=seen)
         yield from holding(job.queue, job.name, job.unknown_task, job.state)
         return
     who = job.worker or "A worker"
@@ -484,7 +521,7 @@ def _queue_position(job: JobFacts, *, held: bool) -> Iterator[Reason]:
     text = f"{about}{jobs} {'is' if job.before == 1 else 'are'} ahead of it"
     if job.before_unranked:
         text += f" ({job.before_unranked:,} of them without priority, which run first)"
-    out = job.queue.out
+    out = None if job.queue.is_stuck else job.queue.out
     wait = None
     if out:
         wait = job.before / out

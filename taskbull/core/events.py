@@ -178,7 +178,7 @@ class Lost(Ended, frozen=True, kw_only=True):
         return self.outcome.reason
 
 
-def told_as(kind: Kind) -> type[Ended]:
+def event_class_for(kind: Kind) -> type[Ended]:
     """Return the event class for an outcome."""
     match kind:
         case Kind.COMPLETED:

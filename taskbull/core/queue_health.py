@@ -161,6 +161,14 @@ class PauseNote(Foreign, frozen=True):
     why: str = ""
 
 
+class RunningSince(Struct, frozen=True):
+    """The job of a queue that has been running for the longest time."""
+
+    label: str
+    """Name and id of the job, such as `fetch#13`."""
+    started: datetime
+
+
 class QueueFacts(Struct, frozen=True, kw_only=True):
     """Snapshot of a queue. Unknown values are `None`."""
 
@@ -193,6 +201,8 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     """Names of the connected workers, or `None` if the server does not list connections."""
     records: Sequence[WorkerRecord] = ()
     """Status records of the live taskbull workers."""
+    gone: Mapping[str, datetime] = {}
+    """Taskbull workers that are gone, and when each was last seen."""
     last_seen: datetime | None = None
     """Time when a taskbull worker was last seen."""
     completed: Throughput = _NOTHING
@@ -203,6 +213,10 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     """Same as `completed_total`, for failed jobs."""
     arrivals: float | None = None
     """Jobs added per second."""
+    unknown_tasks: Mapping[str, int] = {}
+    """Numbers of delayed jobs, among the next ones, whose task no worker has, by task."""
+    longest: RunningSince | None = None
+    """The longest-running job."""
     lockless: int = 0
     """Number of running jobs that had no lock in two samples, because their workers died."""
     worst_error: str = ""
@@ -228,6 +242,22 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     def workers(self) -> int:
         """Number of known workers of the queue."""
         return len(self.records) + self.foreign
+
+    @property
+    def busy_slots(self) -> int:
+        """Number of slots of all workers if every slot runs a job, or 0 if one may be free."""
+        if self.foreign or not all(one.running >= one.concurrency > 0 for one in self.records):
+            return 0
+        return sum(record.concurrency for record in self.records)
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if jobs wait, all slots are busy, and no job has finished for a minute."""
+        finished = self.completed.total(1) + self.failed.total(1)
+        since = None if self.longest is None else (self.now - self.longest.started).total_seconds()
+        return bool(
+            self.waiting and self.busy_slots and not finished and since is not None and since > 60
+        )
 
     @property
     def out(self) -> float | None:

@@ -159,7 +159,8 @@ def _error_types(field: str, kinds: object) -> tuple[type[Exception], ...]:
     if isinstance(kinds, Sequence) and not isinstance(kinds, str):
         each = tuple(cast("Sequence[object]", kinds))
     for kind in each:
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        is_error = isinstance(kind, type) and issubclass(cast("type[Any]", kind), Exception)
+        if not is_error:
             raise refusal(field, "be an exception class, or a tuple of them", kind)
     return cast("tuple[type[Exception], ...]", each)
 

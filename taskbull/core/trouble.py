@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from taskbull.core.diagnosis import ago, count_of, span
+from taskbull.core.diagnosis import ago, count_of, span, unknown_tasks
 from taskbull.core.queue_health import QueueFacts
 from taskbull.core.states import JobState
 from taskbull.core.validation import instant_from_ms
@@ -18,6 +18,8 @@ MOST_FAILED: Final = 0.05
 
 LEAST_FAILED: Final = 10
 """Minimum number of failed jobs to report."""
+MANY_FAILED: Final = 100
+"""Minimum number of stored failed jobs to report if fewer completed jobs are stored."""
 MINUTES: Final = 10
 LONGEST_WAIT: Final = 300.0
 LATEST_SCHEDULE: Final = 60.0
@@ -56,11 +58,8 @@ def _troubles(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
         seen = queue.last_seen
         since = " connected" if seen is None else f" for {span((queue.now - seen).total_seconds())}"
         yield "no_worker", 90, f"{waiting:,} waiting, no worker{since}", "why"
-    if failed := _failing(queue):
-        yield "failing", 80, failed, "errors"
-    if queue.lockless:
-        jobs = count_of(queue.lockless, "running job")
-        yield "stalled", 70, f"{jobs} without a lock (worker gone)", "workers"
+    yield from _failures(queue)
+    yield from _running(queue)
     opened = [one for one in queue.records if one.circuit and one.circuit.state == "open"]
     if opened:
         workers = f"{len(opened)} of {count_of(len(queue.records), 'worker')}"
@@ -72,6 +71,26 @@ def _troubles(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
     if queue.paused and waiting:
         yield "paused", 40, _paused(queue), "resume"
     yield from _oddities(queue)
+
+
+def _failures(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
+    stored = queue.counts.get(JobState.FAILED, 0)
+    if failed := _failing(queue):
+        yield "failing", 80, failed, "errors"
+    elif stored >= MANY_FAILED and stored > queue.counts.get(JobState.COMPLETED, 0):
+        yield "failed", 25, f"{stored:,} failed jobs are stored, more than completed ones", "errors"
+
+
+def _running(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
+    if queue.unknown_tasks:
+        yield "task_unknown", 75, unknown_tasks(queue), "why"
+    if queue.lockless:
+        jobs = count_of(queue.lockless, "running job")
+        yield "stalled", 70, f"{jobs} without a lock (worker gone)", "workers"
+    if queue.is_stuck and queue.longest is not None and not queue.paused:
+        ran = span((queue.now - queue.longest.started).total_seconds())
+        text = f"all {count_of(queue.busy_slots, 'slot')} busy, nothing finished for a minute; "
+        yield "busy", 65, f"{text}{queue.longest.label} has run for {ran}", "why"
 
 
 def _failing(queue: QueueFacts) -> str:

@@ -186,16 +186,20 @@ def is_pydantic_model(kind: type) -> bool:
 def check_keywords(
     where: str, given: Iterable[str], known: type, celery: Mapping[str, str] = OPTIONS
 ) -> None:
-    """Raise `ConfigurationError` for an option that the TypedDict `known` does not have.
+    """Raise `ConfigurationError` for options that the TypedDict `known` does not have.
 
-    The message suggests taskbull's equivalent of a Celery option, or a similar name.
+    The message has a line for each of them. It suggests taskbull's equivalent of a Celery option,
+    or a similar name.
     """
     names = known.__annotations__
+    problems: list[str] = []
     for name in given:
         if name not in names:
-            hint = celery_hint(name, celery) or did_you_mean(name, names)
             known_names = f"; it has {', '.join(names)}"
-            raise ConfigurationError(f"{where} has no option {name!r}{hint or known_names}")
+            hint = celery_hint(name, celery) or did_you_mean(name, names)
+            problems.append(f"{where} has no option {name!r}{hint or known_names}")
+    if problems:
+        raise ConfigurationError("\n".join(problems))
 
 
 def unknown_setting(where: str, name: str, known: Collection[str]) -> TypeError:

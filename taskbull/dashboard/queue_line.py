@@ -158,6 +158,8 @@ def _empty_in(state: QueueState, out: float | None) -> tuple[str, str | None]:
     facts = state.facts
     if facts.paused and facts.waiting:
         return "paused", None
+    if facts.is_stuck:
+        return "never", "warn"
     left = empty_in(facts.waiting, out, facts.arrivals)
     if left is None:
         return "–", None

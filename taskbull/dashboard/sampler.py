@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from taskbull.core.queue_health import QueueFacts
 from taskbull.core.trouble import Trouble, find_trouble
-from taskbull.errors import TaskbullError
+from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.monitor.browse import ConnectedWorker, QueueSample, Workers
 from taskbull.monitor.overview import Overview
 from taskbull.monitor.queue_watch import QueueWatch
@@ -60,6 +60,8 @@ class BoardSample(Struct, frozen=True):
     workers: Workers = Workers({})
     problem: str | None = None
     """Error if Redis was unavailable, so that the data is from an earlier sample."""
+    is_denied: bool = False
+    """True if the error is that the Redis user lacks a permission."""
     searched: float = 0.0
     """Approximate share of the keys searched for queues; 1 after a full pass."""
 
@@ -145,12 +147,15 @@ class DashboardSampler:
         try:
             await self._server.watch(overview, {*wanted, *recent})
         except TaskbullError as error:
-            self._current = replace(self._current, number=number, problem=str(error))
+            is_denied = isinstance(error, ServerRefused) and error.code == "NOPERM"
+            self._current = replace(
+                self._current, number=number, problem=str(error), is_denied=is_denied
+            )
             return
         workers = overview.workers or Workers({})
         states = {name: self._state(watch, workers) for name, watch in overview.watches.items()}
         searched = overview.names.searched
-        self._current = BoardSample(number, time.time(), states, workers, None, searched)
+        self._current = BoardSample(number, time.time(), states, workers, searched=searched)
 
     def _state(self, watch: QueueWatch, workers: Workers) -> QueueState:
         """Return a queue's state; the same object as before if it was not sampled again."""

@@ -11,7 +11,7 @@ from taskbull.core.diagnosis import ChildFacts, Explanation, JobFacts, explain, 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.queue_health import QueueFacts
 from taskbull.core.states import JobState
-from taskbull.core.wire.job import ID_FIELDS, RUN_TIME_FIELDS
+from taskbull.core.wire.job import RUN_TIME_FIELDS, UNKNOWN_TASK_FIELDS
 from taskbull.monitor.browse import JobDetails, ServerLooks
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.queue.job_tree import read_nodes
@@ -24,6 +24,9 @@ from taskbull.scripts.read import Place, pick_pending
 
 _AWAITED: Final = 20
 """Maximum number of pending children to read."""
+
+_DELAYED: Final = 50
+"""Number of delayed jobs to check for tasks that no worker has."""
 
 _LONGEST_REASON: Final = 300
 _LOOKED_AT: Final = 20
@@ -61,11 +64,15 @@ class ServerExplanations(ServerLooks):
         watch.counted((yield from ask(count_ends(keys))))
         seen = yield from ask(records.get_records(keys))
         watch.met((yield from self._workers()), seen)
+        if watch.is_busy:
+            watch.checked((yield from ask(oldest_running(keys))).rows)
+        if watch.has_delayed:
+            watch.delayed((yield from ask(next_delayed(keys))).rows)
         return watch
 
     def _why_queue(self, watch: QueueWatch, now: datetime) -> AnySteps[Explanation]:
         keys = self.namespace.keys(watch.name)
-        for _ in range(2):  # A job may finish between the reads of its position and its lock.
+        if watch.is_busy:  # A job may finish between the reads of its position and its lock.
             watch.checked((yield from ask(oldest_running(keys))).rows)
         facts = watch.facts(now)
         state = "paused" if facts.paused else "running" if facts.workers else "unattended"
@@ -140,7 +147,12 @@ def count_ends(keys: QueueKeys) -> Call[EndsByMinute]:
 
 def oldest_running(keys: QueueKeys) -> Call[JobRows]:
     """Read the longest-running jobs of a queue, to check their locks."""
-    return browse.list_jobs(keys, JobState.ACTIVE, limit=_LOOKED_AT, fields=ID_FIELDS)
+    return browse.list_jobs(keys, JobState.ACTIVE, limit=_LOOKED_AT, fields=RUN_TIME_FIELDS)
+
+
+def next_delayed(keys: QueueKeys) -> Call[JobRows]:
+    """Read the delayed jobs that are due next, to find those whose task no worker has."""
+    return browse.list_jobs(keys, JobState.DELAYED, limit=_DELAYED, fields=UNKNOWN_TASK_FIELDS)
 
 
 def _awaited(keys: QueueKeys, job_id: str) -> AnySteps[list[ChildFacts]]:

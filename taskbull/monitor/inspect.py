@@ -21,7 +21,7 @@ from taskbull.queue.questions import (
 from taskbull.scripts import browse, servers
 from taskbull.scripts.call import AnySteps
 from taskbull.scripts.events import last_event_id
-from taskbull.scripts.servers import probe_commands, try_plainly
+from taskbull.scripts.servers import probe_commands, try_plainly, try_shared_keys
 from taskbull.store.address import Endpoint, Namespace
 
 Node: TypeAlias = Endpoint
@@ -103,6 +103,11 @@ class ServerOperations:
                 if error.code == "NOPERM" or "unknown command" in str(error):
                     refused[name] = str(error)
         return refused
+
+    @server_operation
+    def try_shared_keys(self) -> AnySteps[None]:
+        """Raise an error if the user may not write the keys that all queues share."""
+        return ask(try_shared_keys(self.namespace.prefix, token_hex(8)))
 
     # The queues
 

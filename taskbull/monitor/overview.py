@@ -19,7 +19,7 @@ from taskbull.core.queue_health import QueueFacts, RedisNode, read_node
 from taskbull.core.trouble import LEAST_FAILED, MINUTES, Trouble, find_trouble
 from taskbull.errors import SerializationError, ServerRefused, TaskbullError
 from taskbull.monitor.browse import JobRows, Workers
-from taskbull.monitor.explain import ServerExplanations, count_ends, oldest_running
+from taskbull.monitor.explain import ServerExplanations, count_ends, next_delayed, oldest_running
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.monitor.search import QueueNames, find_names
 from taskbull.queue.methods import server_operation
@@ -40,7 +40,7 @@ _SLOWLY: Final = 10.0
 """Seconds between two reads of a queue's records, locks and per-minute counts."""
 
 _MET: Final = 16
-"""Approximate number of queues per round for these reads, with three calls each."""
+"""Approximate number of queues per round for these reads, with up to four calls each."""
 
 _FAILING: Final = 30.0
 """Seconds between two reads of a queue's failures, if many jobs fail."""
@@ -125,10 +125,10 @@ class ServerOverview(ServerExplanations):
     def watch(self, overview: Overview, wanted: Collection[str] = ()) -> AnySteps[None]:
         """Run one round: update the overview of all queues, or of 50 if there are more.
 
-        A round sends one call per sampled queue and three more for about 16 of them. Every 5 s it
-        sends one CLIENT LIST per server, or every 30 s if there are 1,000 clients or more. Once a
-        minute, a search for queues starts, which takes at most 0.05 s per round. For up to two
-        queues with many failed jobs, it sends six calls each. The first round reads all queues.
+        A round sends one call per sampled queue and up to four more for about 16 of them. Every
+        5 s it sends one CLIENT LIST per server, or every 30 s if there are 1,000 clients or more.
+        Once a minute, a search for queues starts, which takes at most 0.05 s per round. For up to
+        two queues with many failed jobs, it sends six calls each. The first round reads all queues.
         """
         return self._round(overview, wanted)
 
@@ -211,6 +211,11 @@ class ServerOverview(ServerExplanations):
         for watch in some:
             page = active.get(watch.name)
             watch.checked(page.rows if isinstance(page, JobRows) else ())
+        names = [watch.name for watch in some if watch.has_delayed]
+        delayed = yield from ask_queues(self.namespace, names, next_delayed)
+        for watch in some:
+            page = delayed.get(watch.name)
+            watch.delayed(page.rows if isinstance(page, JobRows) else ())
 
 
 def _read_nodes() -> AnySteps[list[RedisNode]]:

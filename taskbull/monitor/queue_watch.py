@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import inf
 from typing import Final
 
 from taskbull.core.job import JobRow
-from taskbull.core.queue_health import Kept, QueueFacts, rate, throughput
+from taskbull.core.queue_health import Kept, QueueFacts, RunningSince, rate, throughput
 from taskbull.core.states import JobState
 from taskbull.core.validation import instant_from_ms
 from taskbull.core.worker_record import Seen
@@ -23,6 +23,10 @@ _MEMORY: Final = 300.0
 
 _RECORD_LIFE: Final = 60.0
 """Maximum age of a worker record in seconds, even if its key has not expired."""
+
+_BUSY_LIFE, _IDLE_LIFE = 12.0, 30.0
+"""Maximum age in seconds of the record of a worker that has no connection: a busy worker writes
+every 5 s, an idle one every 25 s. A worker that always had jobs may not have connected yet."""
 
 
 class QueueWatch:
@@ -41,12 +45,19 @@ class QueueWatch:
         self._failures: Failures | None = None
         self._without_lock: frozenset[str] = frozenset()
         self._lockless: frozenset[str] = frozenset()
+        self._longest: RunningSince | None = None
+        self._unknown: Counter[str] = Counter()
         self._problem: str | None = None
 
     @property
     def is_busy(self) -> bool:
         """True if a job was running at the time of the last sample."""
         return self.sample is not None and self.sample.counts[JobState.ACTIVE] > 0
+
+    @property
+    def has_delayed(self) -> bool:
+        """True if there was a delayed job at the time of the last sample."""
+        return self.sample is not None and self.sample.counts[JobState.DELAYED] > 0
 
     @property
     def has_failed(self) -> bool:
@@ -83,6 +94,17 @@ class QueueWatch:
         """Set the longest-running jobs. A job without a lock counts from the second time on."""
         now = frozenset(row.job.id for row in active if row.lock_seconds is None)
         self._lockless, self._without_lock = now & self._without_lock, now
+        started = [(row.job.processed_on, row.job) for row in active]
+        running = [(began, job) for began, job in started if began is not None]
+        if running:
+            began, job = min(running, key=lambda one: one[0])
+            self._longest = RunningSince(f"{job.name}#{job.id}", began)
+        else:
+            self._longest = None
+
+    def delayed(self, rows: Sequence[JobRow]) -> None:
+        """Set the delayed jobs that are due next, to find those whose task no worker has."""
+        self._unknown = Counter(row.job.name for row in rows if row.unknown_task is not None)
 
     def failed(self, failures: Failures) -> None:
         """Set the groups of failed jobs."""
@@ -98,7 +120,11 @@ class QueueWatch:
         if ends is not None:
             done = Kept(ends.minute_ms, ends.completed, ends.completed_since_ms)
             broken = Kept(ends.minute_ms, ends.failed, ends.failed_since_ms)
-        alive = [one for one in self._seen if now_ms - one.at_ms < _RECORD_LIFE * 1000]
+        connected = self._connected()
+        alive = [one.record for one in self._seen if _is_alive(one, connected, now_ms)]
+        records = [record for record in alive if record is not None]
+        known = {record.id for record in records}
+        gone = {one.id: instant_from_ms(one.at_ms) for one in self._seen if one.id not in known}
         last_ms = max((one.at_ms for one in self._seen), default=None)
         error, share = _worst(self._failures)
         return QueueFacts(
@@ -118,14 +144,21 @@ class QueueWatch:
             rate_window=found.rate_window,
             started=found.started,
             limited_for=found.limited_for,
-            connected=self._connected(),
-            records=[one.record for one in alive if one.record is not None],
+            connected=connected,
+            records=records,
+            gone={name: at for name, at in gone.items() if at is not None},
             last_seen=None if last_ms is None else instant_from_ms(last_ms),
             completed=throughput(found.completed, done, now_ms),
             failed=throughput(found.failed, broken, now_ms),
             completed_total=None if found.completed is None else found.completed.count,
             failed_total=None if found.failed is None else found.failed.count,
             arrivals=rate(self._arrived[0], self._arrived[-1]) if self._arrived else None,
+            unknown_tasks={
+                name: count
+                for name, count in self._unknown.items()
+                if records and not any(name in (record.tasks or ()) for record in records)
+            },
+            longest=self._longest,
             lockless=len(self._lockless),
             worst_error=error,
             worst_share=share,
@@ -136,6 +169,15 @@ class QueueWatch:
         if workers is None or workers.refusal is not None:
             return None
         return [worker.name for worker in workers.by_queue.get(self.name, ())]
+
+
+def _is_alive(worker: Seen, connected: Sequence[str] | None, now_ms: int) -> bool:
+    age = (now_ms - worker.at_ms) / 1000
+    if worker.record is None or age >= _RECORD_LIFE:
+        return False
+    if connected is None or worker.id in connected:
+        return True
+    return age < (_BUSY_LIFE if worker.record.running else _IDLE_LIFE)
 
 
 def _worst(failures: Failures | None) -> tuple[str, float]:

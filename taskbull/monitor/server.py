@@ -92,6 +92,11 @@ class AnyServer(
             return f"{escape_pattern(self.namespace.prefix)}:*"
         return f"{escape_pattern(self.namespace.keys(queue).base)}*"
 
+    @property
+    def shared_key_pattern(self) -> str:
+        """The glob pattern for the keys that all queues share, such as the list of queues."""
+        return f"{escape_pattern(self.namespace.prefix)}::tb:*"
+
     def _with_rules(self, operation: AnySteps[T]) -> AnySteps[T]:
         skip, fall_back = self._outages.skip_lost_nodes, self._rights.fall_back_to_reading
         return with_rules(operation, skip, fall_back, repeat_calls)

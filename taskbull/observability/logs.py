@@ -288,7 +288,7 @@ _JOB = "Job %(job_id)s (%(job_name)s) in queue %(queue)s"
 # event type -> level, text, and a function for the fields other than worker_id and queue
 _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     events.Started: (logging.INFO, f"{_JOB} started, attempt %(attempt)d", _job),
-    **{events.told_as(kind): (kind.level, f"{_JOB} {kind.line}", _ended) for kind in Kind},
+    **{events.event_class_for(kind): (kind.level, f"{_JOB} {kind.line}", _ended) for kind in Kind},
     events.Stalled: (
         logging.WARNING,
         f"{_JOB} stalled and was returned to its queue (stall %(stalled_count)d)",

@@ -556,13 +556,13 @@ class Bulk:
             left.put(part, part.client.adder.sequences.reserve(), None)
         missing = len(left.jobs) - left.unsure
         if self._total is None:
-            told = f"{len(self._handles)} jobs were added, the next {missing} were not"
+            summary = f"{len(self._handles)} jobs were added, the next {missing} were not"
             if left.unsure:
-                told += f", and {left.unsure} more may have been added"
+                summary += f", and {left.unsure} more may have been added"
         else:
-            told = describe_missing(missing, left.unsure, self._total)
+            summary = describe_missing(missing, left.unsure, self._total)
         return EnqueueError(
-            f"{where}{told}: {why}",
+            f"{where}{summary}: {why}",
             left.jobs,
             may_be_added=left.unsure > 0,
             added=self._in_order(),
@@ -590,8 +590,8 @@ def describe_missing(missing: int, unsure: int, total: int) -> str:
         return "the job may have been added" if unsure else "the job was not added"
     if not missing:
         return f"{unsure} of {total} jobs may or may not have been added"
-    told = f"{missing} of {total} jobs {'was' if missing == 1 else 'were'} not added"
-    return f"{told}, and {unsure} more may have been added" if unsure else told
+    summary = f"{missing} of {total} jobs {'was' if missing == 1 else 'were'} not added"
+    return f"{summary}, and {unsure} more may have been added" if unsure else summary
 
 
 def check_bulk(jobs: object, progress: object) -> None:
@@ -687,9 +687,9 @@ def _add_plainly(
 def not_added(entry: Entry, place: int, unsent: Unsent) -> EnqueueError:
     """Return the error for the caller whose job is at this place in a call."""
     sent_ms = unsent.sent_ms
-    told = "Job not added" if sent_ms is None else "Job may have been added"
+    summary = "Job not added" if sent_ms is None else "Job may have been added"
     return EnqueueError(
-        f"{told} to queue '{entry.client.keys.queue}': {unsent.error}",
+        f"{summary} to queue '{entry.client.keys.queue}': {unsent.error}",
         [entry.known_as.with_ticket(unsent.sequence.ticket(place, sent_ms))],
         may_be_added=sent_ms is not None,
     )

@@ -22,7 +22,15 @@ from taskbull.core.states import JobState
 from taskbull.errors import JobNotFound, MaybeExecuted, ServerUnavailable
 from taskbull.queue.coalesce import Group
 from taskbull.queue.handle import QueueClient
-from taskbull.queue.results import LOOK_AGAIN, Told, failure, look, not_in_time, settle, told_by
+from taskbull.queue.results import (
+    CHECK_INTERVAL,
+    Found,
+    endings_in,
+    failure,
+    not_in_time,
+    read_ending,
+    settle,
+)
 from taskbull.scripts.call import again
 from taskbull.scripts.events import BLOCK, last_event_id, read_ends
 from taskbull.store.address import Address
@@ -72,17 +80,17 @@ class ResultWatch:
         self._waiting.setdefault(job_id, []).append(waiter)
         self._scope.deadline = inf
         try:
-            told = await self._told(job_id, waiter)
+            found = await self._await_ending(job_id, waiter)
         finally:
             self._leave(job_id, waiter)
-        if isinstance(told, Exception) and not isinstance(told, JobNotFound):
-            raise told
-        return await self._store.run(settle(self._keys, job_id, told))
+        if isinstance(found, Exception) and not isinstance(found, JobNotFound):
+            raise found
+        return await self._store.run(settle(self._keys, job_id, found))
 
-    async def _told(self, job_id: str, waiter: Waiter) -> Any:
+    async def _await_ending(self, job_id: str, waiter: Waiter) -> Any:
         await self._placed.wait()
         if not waiter.done():
-            found = await self._store.run(again(look(self._keys, job_id)))
+            found = await self._store.run(again(read_ending(self._keys, job_id)))
             if isinstance(found, Ending) or (found is not None and not waiter.done()):
                 return found
         return await waiter
@@ -102,7 +110,7 @@ class ResultWatch:
                 await self._read(connection)
             except Exception as error:  # noqa: BLE001 - raised in the waiters
                 for job_id in self._waiting:
-                    self._tell(job_id, error)
+                    self._notify(job_id, error)
             finally:
                 self._scope.cancel()  # New waiters need another watch from here on.
                 self._placed.set()
@@ -111,36 +119,38 @@ class ResultWatch:
     async def _read(self, connection: BlockingConnection) -> None:
         place: str = await self._store.run(again(last_event_id(self._keys)))
         self._placed.set()
-        look_at = current_time() + LOOK_AGAIN
+        look_at = current_time() + CHECK_INTERVAL
         while True:
             asked_at = current_time()
             ends = await connection.run(read_ends(self._keys, place))
-            for job_id, told in told_by(self._keys, ends):
-                self._tell(job_id, told)
+            for job_id, found in endings_in(self._keys, ends):
+                self._notify(job_id, found)
             now = current_time()
             was_cut = ends.place == place and now - asked_at < BLOCK
             place = ends.place
             if was_cut or now >= look_at:  # The stream may have been trimmed.
                 await self._look_again()
-                look_at = current_time() + LOOK_AGAIN
+                look_at = current_time() + CHECK_INTERVAL
 
     async def _look_again(self) -> None:
         ids = list(self._waiting)
         for first in range(0, len(ids), _LOOKS_AT_ONCE):
             part = ids[first : first + _LOOKS_AT_ONCE]
-            for job_id, told in zip(part, await self._look(part), strict=True):
-                if told is not None:
-                    self._tell(job_id, told)
+            for job_id, found in zip(part, await self._read_endings(part), strict=True):
+                if found is not None:
+                    self._notify(job_id, found)
 
-    async def _look(self, job_ids: list[str]) -> list[Told | None]:
+    async def _read_endings(self, job_ids: list[str]) -> list[Found | None]:
         while True:
             with suppress(MaybeExecuted, ServerUnavailable):  # Reading again is safe.
-                return await self._store.run_all([look(self._keys, each) for each in job_ids])
+                return await self._store.run_all(
+                    [read_ending(self._keys, each) for each in job_ids]
+                )
 
-    def _tell(self, job_id: str, told: Told | Exception) -> None:
+    def _notify(self, job_id: str, found: Found | Exception) -> None:
         for waiter in self._waiting.get(job_id, ()):
             if not waiter.done():
-                waiter.set_result(told)
+                waiter.set_result(found)
 
 
 # Contexts of event loops

@@ -86,14 +86,19 @@ class OwnQueueCheck:
     """Warns once per task about a job that waits for another job in its own queue."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def check(self, queue: str, job_id: str, name: str) -> None:
         """Warn if the caller is a job of the same queue."""
         job = current.get(None)
-        if job is None or job.queue != queue or job.name in self._told or len(self._told) >= _TASKS:
+        if (
+            job is None
+            or job.queue != queue
+            or job.name in self._warned
+            or len(self._warned) >= _TASKS
+        ):
             return
-        self._told.add(job.name)
+        self._warned.add(job.name)
         logger.warning(
             "Task %s (job %s) waits for the result of %s (job %s) in its own queue %s and occupies "
             "a slot while it waits. If such jobs occupy all slots, none of them can finish. Put %s "

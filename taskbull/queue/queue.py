@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Iterable
-from typing import Any, Self, TypeAlias, TypeVar, Unpack
+from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
 
 from msgspec.structs import replace
 
@@ -166,6 +166,9 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
             return entry
         return replace(entry, flow=Flow(self._client.adder, new.branch(), new.ticket))
 
+    def _read_all(self, jobs: Iterable[JobEntry]) -> list[NewJob]:
+        return [self._entry(*each).job for each in enumerate(jobs)]
+
     def _single(self, name: str, data: Any, **options: Unpack[JobKeywords]) -> Entry:
         new = self._client.prepare(self.name, _new_job(name, data, **options))
         return Entry(self._client, new, new, payload.decode)
@@ -226,6 +229,9 @@ class Queue(AnyQueue, Awaited):
             EnqueueError: If the job could not be added in time.
         """
         entry = self._single(name, data, **options)
+        if self._stores.detour is not None:
+            [handle] = await self._stores.detour.aadd(self.keys, [entry.job])
+            return cast("JobHandle[Any]", handle)
         return await self._stores.loop.group(self._client, self._enqueue_timeout).add(entry)
 
     async def add_bulk(
@@ -248,6 +254,8 @@ class Queue(AnyQueue, Awaited):
         Example:
             >>> await queue.add_bulk([("send", {"to": to}) for to in recipients])
         """
+        if self._stores.detour is not None:
+            return await self._stores.detour.aadd(self.keys, self._read_all(jobs))
         bulk = self._bulk(jobs, progress)
         return await self._stores.arun(bulk, self._enqueue_timeout)
 
@@ -306,6 +314,9 @@ class SyncQueue(AnyQueue, Blocking):
             EnqueueError: If the job could not be added in time.
         """
         entry = self._single(name, data, **options)
+        if self._stores.detour is not None:
+            [handle] = self._stores.detour.add(self.keys, [entry.job])
+            return cast("JobHandle[Any]", handle)
         return add_at_once(entry, self._enqueue_timeout)
 
     def add_bulk(
@@ -328,6 +339,8 @@ class SyncQueue(AnyQueue, Blocking):
         Example:
             >>> queue.add_bulk([("send", {"to": to}) for to in recipients])
         """
+        if self._stores.detour is not None:
+            return self._stores.detour.add(self.keys, self._read_all(jobs))
         bulk = self._bulk(jobs, progress)
         return self._stores.run(bulk, self._enqueue_timeout)
 

@@ -41,10 +41,10 @@ from taskbull.store.sync_store import SyncStore
 # Reading how a job finished
 
 
-Told: TypeAlias = Ending | JobNotFound
+Found: TypeAlias = Ending | JobNotFound
 """Final state of a job, or the error for a job that does not exist."""
 
-LOOK_AGAIN = 30.0
+CHECK_INTERVAL = 30.0
 """Seconds between two reads of a job whose events may have been missed."""
 
 _GONE: Final = (
@@ -53,14 +53,14 @@ _GONE: Final = (
 )
 
 
-def look(queue: QueueKeys, job_id: str) -> Call[Told | None]:
+def read_ending(queue: QueueKeys, job_id: str) -> Call[Found | None]:
     """Return a call that reads how a job finished.
 
     The reply is `JobNotFound` if the job does not exist, and None if it has not finished.
     """
     call = get_ending(queue, job_id)
 
-    def read(reply: Any) -> Told | None:
+    def read(reply: Any) -> Found | None:
         try:
             return call.parse(reply)
         except JobNotFound as error:
@@ -69,7 +69,7 @@ def look(queue: QueueKeys, job_id: str) -> Call[Told | None]:
     return Call(call.script, call.keys, call.args, read)
 
 
-def told_by(queue: QueueKeys, ends: Ends) -> list[tuple[str, Told]]:
+def endings_in(queue: QueueKeys, ends: Ends) -> list[tuple[str, Found]]:
     """Return the final states in a batch of events, by job."""
     return [
         (job_id, JobNotFound(queue.queue, job_id) if ending is None else ending)
@@ -82,14 +82,14 @@ def gone(queue: QueueKeys, job_id: str) -> JobNotFound:
     return JobNotFound(queue.queue, job_id, _GONE)
 
 
-def settle(queue: QueueKeys, job_id: str, told: Told) -> Steps[Ending]:
+def settle(queue: QueueKeys, job_id: str, found: Found) -> Steps[Ending]:
     """Return the final state of a job, even if it was removed when it finished.
 
     Raises:
         JobNotFound: If the event stream no longer contains it.
     """
-    if isinstance(told, Ending):
-        return told
+    if isinstance(found, Ending):
+        return found
     ending: Ending | None = yield from again(find_ending(queue, job_id))
     if ending is None:
         raise gone(queue, job_id)
@@ -135,7 +135,7 @@ class _Waiter:
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        self.told: Told | None = None
+        self.found: Found | None = None
         self.news = Event()  # Set when the result is known, or when this thread becomes the reader.
 
 
@@ -176,34 +176,34 @@ class SyncResultWatch:
     def _completed(self, job_id: str, deadline: float) -> Steps[Ending]:
         waiter = _Waiter(job_id)
         try:
-            told = yield from self._told(waiter, deadline)
+            found = yield from self._await_ending(waiter, deadline)
         finally:
             self._leave(waiter)
-        if isinstance(told, Ending) and told.state is JobState.COMPLETED:
-            return told
+        if isinstance(found, Ending) and found.state is JobState.COMPLETED:
+            return found
         with self._alone(deadline):
-            ending = yield from settle(self._keys, job_id, told)
+            ending = yield from settle(self._keys, job_id, found)
             if ending.state is JobState.FAILED:
                 raise (yield from failure(self._keys, job_id, ending.failed_reason or ""))
             return ending
 
-    def _told(self, waiter: _Waiter, deadline: float) -> Steps[Told]:
+    def _await_ending(self, waiter: _Waiter, deadline: float) -> Steps[Found]:
         with self._alone(deadline):
             with self._state:
                 self._waiting.setdefault(waiter.job_id, []).append(waiter)
             if not self._place:  # No other thread waits.
                 self._place = yield from again(last_event_id(self._keys))
-                self._look_at = monotonic() + LOOK_AGAIN
-            found: Told | None = yield from again(look(self._keys, waiter.job_id))
-            if found is not None and (waiter.told is None or isinstance(found, Ending)):
+                self._look_at = monotonic() + CHECK_INTERVAL
+            found: Found | None = yield from again(read_ending(self._keys, waiter.job_id))
+            if found is not None and (waiter.found is None or isinstance(found, Ending)):
                 return found
-        while waiter.told is None:
+        while waiter.found is None:
             if self._reads(waiter):
                 yield from self._read(deadline)
             elif not waiter.news.wait(_left(deadline)):
                 raise _late()
             waiter.news.clear()
-        return waiter.told
+        return waiter.found
 
     @contextmanager
     def _alone(self, deadline: float) -> Generator[None]:
@@ -234,7 +234,7 @@ class SyncResultWatch:
                 self._place = ""
             if self._reader is waiter:
                 left = (one for each in self._waiting.values() for one in each)
-                self._reader = next((one for one in left if one.told is None), None)
+                self._reader = next((one for one in left if one.found is None), None)
                 if self._reader is not None:
                     self._reader.news.set()
 
@@ -252,24 +252,24 @@ class SyncResultWatch:
             self._look_at = 0.0  # The stream may have been trimmed by the time of the reconnect.
             return
         self._place = ends.place
-        for job_id, told in told_by(self._keys, ends):
-            self._tell(job_id, told)
+        for job_id, found in endings_in(self._keys, ends):
+            self._notify(job_id, found)
 
     def _look(self) -> Steps[None]:
         """Read all jobs that have waiters."""
         with self._state:
             waiting = list(self._waiting)
         for job_id in waiting:
-            told: Told | None = yield from again(look(self._keys, job_id))
-            if told is not None:
-                self._tell(job_id, told)
-        self._look_at = monotonic() + LOOK_AGAIN
+            found: Found | None = yield from again(read_ending(self._keys, job_id))
+            if found is not None:
+                self._notify(job_id, found)
+        self._look_at = monotonic() + CHECK_INTERVAL
 
-    def _tell(self, job_id: str, told: Told) -> None:
+    def _notify(self, job_id: str, found: Found) -> None:
         with self._state:
             for waiter in self._waiting.get(job_id, ()):
-                if waiter.told is None:
-                    waiter.told = told
+                if waiter.found is None:
+                    waiter.found = found
                     waiter.news.set()
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused, TaskbullError
+from taskbull.errors import ConnectionLost, MaybeExecuted, NotRecorded, ServerRefused, TaskbullError
 from taskbull.queue.results import SyncResultWatch
 from taskbull.scripts.call import AnySteps, Request
 from taskbull.store.address import Where, address_of
@@ -42,6 +44,21 @@ def stripped(error: E) -> E:
 # Stores: one async store per event loop, one sync store per process
 
 
+class Detour(Protocol):
+    """Takes jobs in place of Redis."""
+
+    refusal: str
+    """Message of the error for all other calls."""
+
+    def add(self, queue: QueueKeys, jobs: Sequence[NewJob]) -> list[Any]:
+        """Take the jobs of a queue and return their handles."""
+        ...
+
+    async def aadd(self, queue: QueueKeys, jobs: Sequence[NewJob]) -> list[Any]:
+        """Take the jobs of a queue and return their handles."""
+        ...
+
+
 class Stores:
     """Provides the store for the current context. Stores are created when needed."""
 
@@ -50,10 +67,14 @@ class Stores:
         self._loops: EventLoops | None = None
         self._sync: SyncStore | None = None
         self._sync_result_watches: tuple[int, dict[str, SyncResultWatch]] = (os.getpid(), {})
+        self.detour: Detour | None = None
+        """Takes the place of Redis in tests and in inline mode."""
 
     @property
     def loop(self) -> LoopContext:
         """The context of the running event loop."""
+        if self.detour is not None:
+            raise NotRecorded(self.detour.refusal)
         if self._loops is None:
             # Importing asyncio and anyio takes a third as long again as the rest of taskbull.
             from taskbull.queue.event_loops import EventLoops  # noqa: PLC0415
@@ -67,6 +88,8 @@ class Stores:
 
     def sync_store(self) -> SyncStore:
         """Return the store for code without an event loop."""
+        if self.detour is not None:
+            raise NotRecorded(self.detour.refusal)
         if self._sync is None:
             self._sync = SyncStore(self.address)
         return self._sync

@@ -13,7 +13,7 @@ from msgspec import Struct
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import AGE_FIELDS
-from taskbull.errors import ConfigurationError, JobsActive
+from taskbull.errors import ConfigurationError, JobsActive, ServerRefused
 from taskbull.scripts.call import Call, Command, Steps, accepted, nothing, number, text, texts
 from taskbull.scripts.change import pause
 from taskbull.scripts.loader import load
@@ -123,6 +123,7 @@ def clean(
 
     The oldest jobs are removed first, at most `limit` unless it is 0. Active jobs are removed only
     if no worker holds them. A parent in the same queue is removed with its last pending child.
+    If Redis is out of memory, jobs are removed without the event `cleaned`.
 
     Raises `ConfigurationError` for states that cannot be cleaned, such as `waiting-children`.
     """
@@ -137,7 +138,11 @@ def clean(
     for key, remove in _places(queue, state):
         yield from remove(queue, key, choice, tally, chunk)
     words = ("XADD", queue.events, "*", "event", "cleaned", "count", len(removed))
-    yield Command(words, queue.events, nothing)
+    try:
+        yield Command(words, queue.events, nothing)
+    except ServerRefused as error:
+        if error.code != "OOM":  # The jobs are removed, and a full Redis only lacks the event.
+            raise
     return removed
 
 

@@ -168,6 +168,7 @@ def try_plainly(queue: QueueKeys, token: str) -> dict[str, Command[None]]:
     key = queue.private("doctor", token, "none")
     tried: dict[str, tuple[Word, ...]] = {
         "BZPOPMIN": ("BZPOPMIN", key, 0.01),
+        "LPOP": ("LPOP", key, 1),
         "XREAD": ("XREAD", "COUNT", 1, "STREAMS", key, "0"),
         "CLIENT ID": ("CLIENT", "ID"),
         "CLIENT SETNAME": ("CLIENT", "SETNAME", "taskbull-doctor"),
@@ -176,6 +177,12 @@ def try_plainly(queue: QueueKeys, token: str) -> dict[str, Command[None]]:
         "SCAN": ("SCAN", 0, "COUNT", 1),
     }
     return {name: Command(words, queue.base, nothing) for name, words in tried.items()}
+
+
+def try_shared_keys(prefix: str, token: str) -> Command[None]:
+    """Return a harmless write to a key that all queues share."""
+    key = f"{prefix}::tb:doctor:{token}"
+    return Command(("DEL", key), key, nothing)
 
 
 def _refused(reply: list[Any]) -> dict[str, str]:

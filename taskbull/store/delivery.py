@@ -234,8 +234,8 @@ class Refusal(Struct, frozen=True):
         """Return the error for a call that was retried until its deadline."""
         where = f"Redis at {node}" if node != Endpoint() else "Redis"
         if isinstance(self.error, ServerUnavailable):
-            told = f"{where} could not serve the call{deadline}: {self.message}"
-            return ServerUnavailable(self.error.code, told)
+            message = f"{where} could not serve the call{deadline}: {self.message}"
+            return ServerUnavailable(self.error.code, message)
         return unreachable(where, deadline, self.message)
 
     def target(self, asked: Endpoint) -> Endpoint:

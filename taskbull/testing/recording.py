@@ -5,19 +5,24 @@ A box can assert which jobs were enqueued, and can run them in virtual time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from itertools import count
-from typing import Any, TypeVar, assert_never
+from itertools import count, islice
+from typing import Any, Literal, TypeVar, assert_never
 
-from taskbull.app.app import App
+from msgspec.structs import replace
+
+from taskbull.app.app import App, hooks_of
 from taskbull.app.batch import is_batch
 from taskbull.app.producer import ByName, JobSpec
 from taskbull.app.task import Enqueueable
-from taskbull.core import payload
+from taskbull.core import events, payload
 from taskbull.core.cancelling import Cancelled, cancel_reason, is_cancelled
-from taskbull.core.job import Job
+from taskbull.core.job import Job, NewJob
+from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import (
     AwaitChildren,
@@ -34,9 +39,11 @@ from taskbull.core.states import JobState
 from taskbull.core.validation import did_you_mean, refusal
 from taskbull.core.wire.job import encode_data
 from taskbull.errors import JobFailed, TaskbullError
-from taskbull.queue.handle import JobHandle
+from taskbull.queue.handle import JobHandle, ReadResult
+from taskbull.queue.queue import QueueJob
 from taskbull.queue.results import failure_kind
 from taskbull.scripts.read import Logs
+from taskbull.testing.record import WORKER_ID
 from taskbull.testing.recorded_flow import (
     await_children,
     cancel,
@@ -47,6 +54,8 @@ from taskbull.testing.recorded_flow import (
 )
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.testing.stage import Given, Stage, VirtualSchedule, open_resources, stage_for
+
+logger = logging.getLogger(__name__)
 
 _NOTHING = object()
 
@@ -200,9 +209,23 @@ class Box:
     schedules only run in `advance`.
     """
 
-    def __init__(self, app: App, given: Given | None = None) -> None:
+    refusal = (
+        "This call needs Redis, but the app records its jobs (taskbull.testing.recorded): use "
+        "private_server() and connected(app, url) to test it"
+    )
+
+    def __init__(
+        self,
+        app: App,
+        given: Given | None = None,
+        *,
+        inline: bool | Literal["raise"] = False,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
         self._app = app
         self._given = given
+        self._inline = inline
+        self._numbers = numbers
         self.now = 0.0
         """Seconds of virtual time that have passed in `run` and `advance`."""
         self.jobs: list[RecordedJob] = []
@@ -212,11 +235,61 @@ class Box:
 
     def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
         """Record jobs instead of adding them to Redis. The app calls this."""
+        handles = self._record(specs)
+        if self._inline:
+            self.run(check=False)
+            self._raise_errors(handles)
+        return handles
+
+    async def aenqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
+        """Record jobs instead of adding them to Redis. The app calls this."""
+        handles = self._record(specs)
+        if self._inline:
+            await self.arun(check=False)
+            self._raise_errors(handles)
+        return handles
+
+    def add(self, queue: QueueKeys, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
+        """Record jobs of a queue. The app's queues call this."""
+        return self.enqueue(self._specs(queue, jobs))
+
+    async def aadd(self, queue: QueueKeys, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
+        """Record jobs of a queue. The app's queues call this."""
+        return await self.aenqueue(self._specs(queue, jobs))
+
+    def find(self, queue: str, job_id: str) -> JobHandle[Any] | None:
+        """Return the handle of a recorded job, or None if there is no such job."""
+        for job in self.jobs:
+            if (job.queue, job.id) == (queue, job_id):
+                return self._handle(job, job.name, job.spec.read)
+        return None
+
+    def _specs(self, queue: QueueKeys, jobs: Sequence[NewJob]) -> list[JobSpec[Any]]:
+        calling = ByName(self._app.producer)
+        return [
+            JobSpec[Any](
+                queue.queue, job, calling, job.children if isinstance(job, QueueJob) else ()
+            )
+            for job in jobs
+        ]
+
+    def _raise_errors(self, handles: Sequence[JobHandle[Any]]) -> None:
+        if self._inline != "raise":
+            return
+        for handle in handles:
+            key = (handle.queue, handle.id)
+            job = next(one for one in self.jobs if (one.queue, one.id) == key)
+            if job.state is JobState.FAILED:
+                raise failure_of(job) if job.failure is None else job.failure.error
+
+    def _record(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
         made: list[list[RecordedJob]] = []
-        number = len(self.jobs) + 1
+        number = len(self.jobs) + 1 if self._numbers is None else next(self._numbers)
         for spec in specs:
             made.append(record(spec, number, self.now))
             number += len(made[-1])
+            if self._numbers is not None:
+                number = max(islice(self._numbers, len(made[-1])))
         handles: list[JobHandle[Any]] = []
         for root, *below in made:
             handles.append(self._put(root))
@@ -350,29 +423,32 @@ class Box:
         with stage_for(self._app, self._given, self._time, backend) as stage:
             for jobs in turns:
                 for job, outcome in zip(jobs, stage.run(jobs), strict=True):
-                    self._settle(job, outcome)
+                    for hook, args in self._settle(job, outcome):
+                        with _logged(hook, job):
+                            stage.call_hook(hook, args)
 
     async def _arun(self, turns: Iterable[list[RecordedJob]]) -> None:
         async with open_resources(self._app, self._given) as resources_of:
             stage = Stage(self._app, resources_of, self._time)
             for jobs in turns:
                 for job, outcome in zip(jobs, await stage.arun(jobs), strict=True):
-                    self._settle(job, outcome)
+                    for hook, args in self._settle(job, outcome):
+                        with _logged(hook, job):
+                            await stage.acall_hook(hook, args)
 
     def _put(self, job: RecordedJob) -> JobHandle[Any]:
         standing = self._standing_for(job)
         if standing is None:
             self.jobs.append(job)
-        shown = standing or job
+        return self._handle(
+            standing or job, job.name, job.spec.read, deduplicated=standing is not None
+        )
+
+    def _handle(
+        self, job: RecordedJob, name: str, read: ReadResult, *, deduplicated: bool = False
+    ) -> JobHandle[Any]:
         return RecordedHandle(
-            shown.queue,
-            shown.id,
-            job.name,
-            standing is not None,
-            None,
-            job.spec.read,
-            shown,
-            lambda: self.now,
+            job.queue, job.id, name, deduplicated, None, read, job, lambda: self.now
         )
 
     def _standing_for(self, new: RecordedJob) -> RecordedJob | None:
@@ -392,7 +468,8 @@ class Box:
         With `until`, only yield jobs that are due by then, including runs of schedules.
         """
         for turn in count():
-            waiting = [job for job in self.jobs if job.state in _RUNNABLE]
+            # A job that enqueues others in inline mode is still running.
+            waiting = [job for job in self.jobs if job.state in _RUNNABLE and job.run is None]
             if until is not None:
                 waiting += self._scheduled(min((job.due for job in waiting), default=until), until)
                 waiting = [job for job in waiting if job.due <= until]
@@ -433,7 +510,10 @@ class Box:
     def _at(self, seconds: float) -> datetime:
         return self._began + timedelta(seconds=seconds)
 
-    def _settle(self, job: RecordedJob, outcome: Outcome) -> None:
+    def _settle(
+        self, job: RecordedJob, outcome: Outcome
+    ) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
+        """Apply an outcome. Return the hooks to call, with their arguments."""
         new, job.spawned = job.spawned, []
         self.jobs += new
         outcome = refused_by_children(job, outcome)
@@ -461,6 +541,9 @@ class Box:
             case _:
                 assert_never(outcome)
         tell_parent(job, self.now)
+        if not job.ended or isinstance(outcome, Discard):
+            return []
+        return hooks_of(self._app, ended_event(job, outcome))
 
     def _put_off(self, job: RecordedJob, delay: float) -> None:
         job.due = self.now + delay
@@ -474,15 +557,19 @@ class Box:
 
 
 @contextmanager
-def recorded(app: App, *, resources: Any = _NOTHING) -> Generator[Box]:
+def recorded(
+    app: App, *, resources: Any = _NOTHING, inline: bool | Literal["raise"] = False
+) -> Generator[Box]:
     """Record the jobs that the app's tasks enqueue in the block, instead of sending them to Redis.
 
     `Box.run` and `Box.advance` run the recorded jobs. The app's lifespan runs around each of these
-    calls, unless you pass `resources`. Jobs added to a bare `Queue` still go to Redis.
+    calls, unless you pass `resources`. Everything else that needs Redis raises `NotRecorded`.
 
     Args:
         app: The app whose jobs to record.
         resources: Resources for tasks, used instead of the lifespan's. The lifespan does not run.
+        inline: Run each job as soon as it is enqueued. With "raise", the call raises the exception
+            of a job that fails.
 
     Example:
         >>> with recorded(app) as box:
@@ -490,9 +577,80 @@ def recorded(app: App, *, resources: Any = _NOTHING) -> Generator[Box]:
         ...     box.assert_enqueued(send_email, to="ann@example.org")
         ...     box.run()
     """
-    box = Box(app, None if resources is _NOTHING else Given(resources))
-    with app.producer.diverted(box.enqueue):
+    box = Box(app, None if resources is _NOTHING else Given(resources), inline=inline)
+    with app.producer.diverted(box):
         yield box
+
+
+@contextmanager
+def _logged(hook: Callable[..., object], job: RecordedJob) -> Generator[None]:
+    try:
+        yield
+    except Exception:
+        name = getattr(hook, "__qualname__", hook)
+        logger.exception(
+            "Hook %s failed for job %s (%s) in queue %s", name, job.id, job.name, job.queue
+        )
+
+
+def ended_event(job: RecordedJob, outcome: Outcome) -> events.Ended:
+    """Return the event that a worker would emit for a job that has ended."""
+    stored = replace(job.as_job(), attempts_made=job.attempts, attempt_over=True)
+    kind = events.event_class_for(outcome.kind)
+    return kind(WORKER_ID, job.queue, job=stored, duration=0.0, outcome=outcome)
+
+
+_INLINE_KEPT = 1000
+"""Number of jobs that ran inline and can be found by their id."""
+
+
+class InlineJobs:
+    """Runs the jobs of an app in the caller, in place of Redis. See `App(inline=…)`."""
+
+    refusal = "This call needs Redis, but the app runs its jobs inline (App(inline=…))"
+
+    def __init__(self, app: App, *, raises: bool) -> None:
+        self._app = app
+        self._inline: Literal[True, "raise"] = "raise" if raises else True
+        self._numbers = count(1)
+        self._kept: OrderedDict[tuple[str, str], JobHandle[Any]] = OrderedDict()
+
+    def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
+        """Run jobs and return their handles in order."""
+        with self._box() as box:
+            return box.enqueue(specs)
+
+    async def aenqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
+        """Run jobs and return their handles in order."""
+        with self._box() as box:
+            return await box.aenqueue(specs)
+
+    def add(self, queue: QueueKeys, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
+        """Run jobs of a queue."""
+        with self._box() as box:
+            return box.add(queue, jobs)
+
+    async def aadd(self, queue: QueueKeys, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
+        """Run jobs of a queue."""
+        with self._box() as box:
+            return await box.aadd(queue, jobs)
+
+    def find(self, queue: str, job_id: str) -> JobHandle[Any] | None:
+        """Return the handle of one of the last 1,000 jobs, or None."""
+        return self._kept.get((queue, job_id))
+
+    @contextmanager
+    def _box(self) -> Generator[Box]:
+        box = Box(self._app, inline=self._inline, numbers=self._numbers)
+        try:
+            yield box
+        finally:
+            for job in box.jobs:
+                handle = box.find(job.queue, job.id)
+                if handle is not None:
+                    self._kept[job.queue, job.id] = handle
+            while len(self._kept) > _INLINE_KEPT:
+                self._kept.popitem(last=False)
 
 
 def _turn(job: RecordedJob) -> tuple[float, int, int]:

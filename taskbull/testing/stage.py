@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import copy_context
@@ -17,9 +18,11 @@ from taskbull.app.app import App, dispatch_of
 from taskbull.app.group import Resources
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import ExecutionMode
+from taskbull.core.middleware import current
 from taskbull.core.outcome import Complete, Discard, Fail, Outcome
 from taskbull.core.schedule import Cron, Every
 from taskbull.errors import ConfigurationError
+from taskbull.queue.handle import in_event_loop
 from taskbull.store.backend import Waiter, waiters
 from taskbull.testing.record import WORKER_ID, BoxPort
 from taskbull.testing.recorded_job import RecordedJob
@@ -207,6 +210,25 @@ class Stage:
             return run_together_plainly(partial(self._attempts, jobs, None))
         return [finish(self._attempt(jobs[0], None, None))]
 
+    def call_hook(self, hook: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Call a hook in this thread, or in an event loop if it is an `async def`."""
+        if not inspect.iscoroutinefunction(hook):
+            hook(*args)
+            return
+
+        async def call() -> list[Outcome]:
+            await hook(*args)
+            return []
+
+        self._in_loop(call)
+
+    async def acall_hook(self, hook: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Await a hook, or call it in a thread if it is a plain function."""
+        if inspect.iscoroutinefunction(hook):
+            await hook(*args)
+        else:
+            await anyio.to_thread.run_sync(partial(hook, *args))
+
     async def arun(self, jobs: Sequence[RecordedJob]) -> list[Outcome]:
         """Run jobs of one task in this event loop, and sync functions in threads."""
         threads = ThreadPool(1)
@@ -323,12 +345,22 @@ def stage_for(
     """
     if given is not None or not any(_resources(app).values()):
         value = None if given is None else given.value
-        yield Stage(app, lambda _: value, now, lambda run: anyio.run(run, backend=backend))
+        yield Stage(app, lambda _: value, now, partial(_run_in_new_loop, backend))
         return
     with start_blocking_portal(backend) as portal:
         opened = portal.wrap_async_context_manager(open_resources(app, given))
         with opened as resources_of:
             yield Stage(app, resources_of, now, portal.call)
+
+
+def _run_in_new_loop(
+    backend: str, run: Callable[[], Coroutine[Any, Any, list[Outcome]]]
+) -> list[Outcome]:
+    if not in_event_loop() and current.get(None) is None:
+        return anyio.run(run, backend=backend)
+    # This thread runs an event loop, or a job with the context of one.
+    with start_blocking_portal(backend) as portal:
+        return portal.call(run)
 
 
 class VirtualSchedule:

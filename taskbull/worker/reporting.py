@@ -145,7 +145,7 @@ class _Subscribers(Struct, frozen=True):
 
 P = ParamSpec("P")
 
-_COMPLETED = events.told_as(Complete.kind)
+_COMPLETED = events.event_class_for(Complete.kind)
 
 
 class Reporter:
@@ -198,7 +198,7 @@ class Reporter:
             self._listeners.count_started(self._worker_id, self._queue, started)
 
     def _event(self, run: Run, outcome: Outcome) -> events.Ended:
-        return events.told_as(outcome.kind)(
+        return events.event_class_for(outcome.kind)(
             self._worker_id,
             self._queue,
             job=_after(run, outcome),

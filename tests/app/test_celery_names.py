@@ -147,6 +147,43 @@ def test_a_task_with_self_is_refused_with_a_word_about_the_job(app: App) -> None
         def bound(self: Any, n: int) -> None: ...
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("meta", r"RQ's meta is headers="),
+        ("at_front", r"RQ's at_front is lifo=True"),
+        ("result_ttl", r"RQ's result_ttl is keep_completed="),
+        ("max_age", r"Dramatiq's max_age is expires="),
+    ],
+)
+def test_an_option_of_rq_or_dramatiq(app: App, option: str, told: str) -> None:  # U20
+    @app.task
+    def work() -> None: ...
+
+    wrong: Any = {option: 3}
+    with pytest.raises(ConfigurationError, match=told):
+        work.options(**wrong)
+    with pytest.raises(AttributeError, match=r"Dramatiq's send is task\.delay"):
+        work.send  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_all_options_are_named_in_one_error(app: App) -> None:  # U18
+    wrong: Any = {"bind": True, "max_retries": 3, "queue": "q", "nonsense": 1}
+    with pytest.raises(ConfigurationError) as caught:
+        app.task(**wrong)
+    lines = str(caught.value).splitlines()
+    assert [line.split("'")[1] for line in lines] == ["bind", "max_retries", "nonsense"]
+
+
+def test_an_option_among_the_arguments(app: App) -> None:  # U37
+    @app.task
+    def work(number: int) -> None: ...
+
+    wrong: Any = {"countdown": 5}
+    with pytest.raises(TypeError, match=r"'countdown'\. Celery's countdown is delay="):
+        work.delay(1, **wrong)
+
+
 def test_no_name_of_ours_is_called_celerys() -> None:
     options = {*TaskOptions.__annotations__, *CallOptions.__annotations__}
     assert not options & set(celery.OPTIONS)

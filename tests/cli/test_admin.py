@@ -54,6 +54,53 @@ def test_all_failed_jobs_run_again(failed: Shop) -> None:
     assert failed("retry-all", "default") == "retried 0 jobs in queue default\n"
 
 
+def test_failed_jobs_are_grouped_by_error_and_a_group_runs_again(failed: Shop) -> None:
+    with redis.Redis.from_url(failed.url) as client:
+        for job_id in ("1", "3"):
+            client.hset(f"{failed.prefix}:default:{job_id}", "failedReason", "ConnectionError: x")
+    found = failed.json("errors", "default")
+    assert (found["queue"], found["failed"], found["read"]) == ("default", 3, 3)
+    first, second = found["errors"]
+    assert (first["task"], first["error"], first["jobs"]) == ("explode", "ConnectionError: x", 2)
+    assert (second["jobs"], second["margin"], second["newest"]) == (1, 0, "2")
+    header, row, _ = failed("errors", "default").splitlines()
+    assert header.split() == ["JOBS", "TASK", "ERROR", "NEWEST", "LAST", "FINGERPRINT"]
+    assert row.endswith(first["fingerprint"])
+    words = ("retry", "default", "--error", first["fingerprint"])
+    assert failed(*words, "--limit", "1") == "retried 1 job in queue default\n"
+    assert failed.json(*words) == {"queue": "default", "retried": 1}
+    assert failed.json(*words)["retried"] == 0
+    counts = failed.queue("default").counts()
+    assert (counts["waiting"], counts["failed"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "Name the jobs to retry: their ids, or --error"),
+        (("1", "--error", "x"), "ids or --error, not both"),
+        (("1", "--limit", "3"), "--limit needs --error"),
+        (("--error", "x", "--state", "completed"), "--error selects failed jobs"),
+    ],
+)
+def test_jobs_to_retry_are_named_in_one_way(
+    failed: Shop, words: tuple[str, ...], said: str
+) -> None:
+    assert said in failed.fails("retry", "default", *words, code=2)
+
+
+def test_many_jobs_are_retried_only_if_confirmed(cli: CommandLine) -> None:
+    queue = cli.queue("emails")
+    handles = queue.add_bulk([("x", {})] * 101)
+    with redis.Redis.from_url(cli.url) as client:
+        client.delete(queue.keys.wait)
+        client.zadd(queue.keys.failed, {handle.id: 1 for handle in handles})
+    said = cli.fails("retry-all", "emails", code=2)
+    assert "Retry all 101 failed jobs of queue 'emails'?" in said
+    assert queue.counts()["failed"] == 101
+    assert cli.json("retry-all", "emails", "--yes")["retried"] == 101
+
+
 def test_jobs_get_all_their_attempts_anew_if_asked(failed: Shop) -> None:
     failed("retry", "default", "1", "--reset-attempts")
     failed("retry", "default", "2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,9 @@ import redis
 
 from taskbull import App, Every
 from taskbull.cli.commands.doctor import acl_of, key_rule
+from taskbull.core.worker_record import WorkerRecord
 from taskbull.monitor.server import SyncServer
+from taskbull.scripts import records
 from taskbull.store.server_process import ServerProcess
 from tests.cli.conftest import CommandLine, OpenCli, Shop
 from tests.servers.cluster import Cluster
@@ -289,7 +292,7 @@ def test_the_name_of_a_queue_adds_no_rule_to_an_acl(cli: CommandLine) -> None:
     server = SyncServer(cli.url, prefix=cli.prefix)
     name = "x ~* +@all \t'\u2028"
     rule = key_rule(server, name)
-    assert f" {rule} resetchannels " in acl_of(server, [name])
+    assert f" {rule} ~{cli.prefix}::tb:* resetchannels " in acl_of(server, [name])
     server.close()
     assert rule == f"~{cli.prefix}:x?~\\*?+@all??????:*"
     assert len(rule.split()) == 1
@@ -311,3 +314,35 @@ def test_a_server_that_does_not_know_info_is_used(  # K9
     anyio.run(partial(app.run_worker, burst=True))
     assert app.job("emails", "1").result() == 7
     app.close()
+
+
+def test_doctor_uses_the_rules_of_top(cli: CommandLine) -> None:
+    cli.queue("emails").add("x")
+    with redis.Redis.from_url(cli.url) as client:
+        now_ms = time.time() * 1000
+        ids = {str(number): now_ms for number in range(1000, 1200)} | {"1": now_ms - 3_600_000}
+        client.zadd(f"{cli.prefix}:emails:failed", ids)
+    [queue] = cli.json("top", "--once")["queues"]
+    assert [each["code"] for each in queue["trouble"]] == ["no_worker", "failing"]
+    found = [each for each in cli.json("doctor") if "failed in 10 min" in each["message"]]
+    assert [each["level"] for each in found] == ["warning"]
+    assert found[0]["advice"] == "taskbull errors emails"
+    assert "No problems found." not in cli("doctor")
+
+
+def test_jobs_whose_task_no_worker_has_are_told(shop: Shop) -> None:
+    shop.queue("default").add_bulk([("no_such", {})] * 3)
+    shop.work()
+    now_ms = int(time.time() * 1000)
+    keys = shop.queue("default").keys
+    record = WorkerRecord(id="w1", at_ms=now_ms, tasks=["resize"])
+    shop.queue("default")._stores.sync_store().run(records.record_worker(keys, record))
+    text = "3 jobs wait for task no_such, which no worker has"
+    found = [each for each in shop.json("doctor") if text in each["message"]]
+    assert [each["level"] for each in found] == ["warning"]
+    queues = {each["name"]: each for each in shop.json("top", "--once")["queues"]}
+    assert text in [each["text"] for each in queues["default"]["trouble"]]
+    assert "3 jobs wait for task no_such, which no worker has." in shop("why", "default")
+    record = WorkerRecord(id="w2", at_ms=now_ms, tasks=["no_such"])
+    shop.queue("default")._stores.sync_store().run(records.record_worker(keys, record))
+    assert text not in shop("doctor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,21 @@ from anyio import create_task_group, fail_after
 import taskbull
 from taskbull import events
 from taskbull.app.app import App
-from taskbull.cli.commands.doctor import rules
+from taskbull.cli.commands.doctor import acl_of, rules
 from taskbull.core.flow import Children
 from taskbull.core.options import WorkerOptions
+from taskbull.dashboard import Dashboard
+from taskbull.monitor.server import SyncServer
 from taskbull.queue.queue import Queue
 from taskbull.scripts import loader
 from taskbull.scripts.servers import PROBE_COMMANDS
 from taskbull.store.server_process import ServerProcess
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
-from tests.cli.conftest import OpenCli, Shop
+from tests.cli.conftest import CommandLine, OpenCli, Shop
+from tests.dashboard.conftest import Visitor
 from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers, binary
-from tests.worker.bed import Recorder
+from tests.worker.bed import Recorder, until
 
 PACKAGE = Path(taskbull.__file__).parent
 
@@ -105,6 +109,7 @@ def test_the_rules_name_the_queues_of_the_app(shop: Shop, open_cli: OpenCli, url
     assert line.startswith("user taskbull on >PASSWORD resetkeys ~")
     assert f" ~{shop.prefix}:emails:* " in line
     assert f" ~{shop.prefix}:default:* " in line
+    assert f" ~{shop.prefix}::tb:* " in line
     line = open_cli(url, "odd*")("doctor", "--acl", "setuser")
     assert line.startswith("ACL SETUSER taskbull on >PASSWORD resetkeys ~odd\\*:* resetchannels")
 
@@ -246,6 +251,79 @@ async def test_all_that_administers_a_queue_works(confined: tuple[str, redis.Red
     await queue.clean(0, 10, "waiting")
     await queue.drain(delayed=True)
     await queue.obliterate(force=True)
+
+
+@pytest.fixture
+def named_queues(
+    private_server: PrivateServers, open_cli: OpenCli
+) -> Iterator[tuple[CommandLine, redis.Redis]]:
+    """A user who may access two queues by name, as `doctor --acl` prints for an app."""
+    server = private_server()
+    with (
+        closing(SyncServer(server.url)) as asked,
+        redis.Redis(unix_socket_path=str(server.socket), decode_responses=True) as admin,
+    ):
+        line = acl_of(asked, ["work", "desk"]).replace("PASSWORD", "secret")
+        admin.execute_command("ACL", "SETUSER", *line.split())
+        yield open_cli(f"redis://taskbull:secret@127.0.0.1:{server.port}", "bull"), admin
+
+
+async def _page(cli: CommandLine, address: str) -> str:
+    return (await Visitor(Dashboard(redis=cli.url)).get(address)).text
+
+
+async def test_a_user_of_named_queues_sees_them_everywhere(
+    named_queues: tuple[CommandLine, redis.Redis],
+) -> None:
+    cli, _ = named_queues
+    cli.queue("work").add("x")
+    [shown] = cli.json("top", "--once")["queues"]
+    assert (shown["name"], shown["problem"]) == ("work", None)
+    assert cli.json("why", "work")["reasons"][0]["code"] == "no_worker"
+    assert {each["level"] for each in cli.json("doctor") if each["check"] == "permissions"} == {
+        "ok"
+    }
+    for address in ("", "queue?q=work", "workers", "operations"):
+        assert "Forbidden" not in await _page(cli, address)
+    assert "work" in await _page(cli, "")
+
+
+async def test_what_a_user_may_not_read_is_named(
+    named_queues: tuple[CommandLine, redis.Redis], open_cli: OpenCli
+) -> None:
+    cli, client = named_queues
+    admin: Any = client
+    admin.execute_command(
+        *("ACL", "SETUSER", "taskbull", "resetkeys", "~bull:work:*", "~bull:desk:*")
+    )
+    cli.queue("work").add("x")
+    found = [each for each in cli.json("doctor", code=1) if each["check"] == "permissions"]
+    assert [each["level"] for each in found if "bull::tb:*" in (each["advice"] or "")] == [
+        "problem"
+    ]
+    admin.execute_command("ACL", "SETUSER", "viewer", "on", ">secret", "+ping", "+select")
+    nobody = open_cli(cli.url.replace("taskbull", "viewer"), "bull")
+    for page in (await _page(cli, "operations"), await _page(nobody, "")):
+        assert "Redis is unavailable" not in page
+        assert "Redis denies access" in page
+        assert "taskbull doctor" in page
+
+
+async def test_hooks_of_jobs_that_end_without_a_worker_run(
+    confined: tuple[str, redis.Redis],
+) -> None:
+    url, _ = confined
+    app = App("shop", redis=url)
+    ended: list[str] = []
+
+    @app.task(on_failure=lambda job, failure: ended.append(job.id))
+    async def pay() -> None: ...
+
+    job = await pay.options(delay=60).adelay()
+    async with app.worker().running():
+        await job.acancel()
+        await until(lambda: ended == [job.id])
+    app.close()
 
 
 def test_an_app_enqueues_and_waits(confined: tuple[str, redis.Redis]) -> None:

@@ -34,6 +34,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("promote", "emails", "1"),
     ("remove", "emails", "1", "--yes"),
     ("retry-all", "emails"),
+    ("errors", "emails"),
     ("pause", "emails"),
     ("resume", "emails"),
     ("drain", "emails", "--yes"),
@@ -109,6 +110,24 @@ def test_what_cannot_be_right_is_2_and_one_sentence(
     assert result.exit_code == 2, result.output
     assert said in result.stderr
     assert len([line for line in result.stderr.splitlines() if said in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("purge", "taskbull drain QUEUE"),
+        ("beat", "workers run schedules"),
+        ("flower", "taskbull dashboard"),
+        ("inspect", "taskbull top"),
+        ("status", "taskbull workers"),
+        ("shell", "taskbull call TASK"),
+    ],
+)
+def test_a_command_of_another_tool_leads_to_ours(cli: CommandLine, name: str, meant: str) -> None:
+    result = cli.run(name)
+    assert result.exit_code == 2
+    assert f"No such command '{name}'" in result.stderr
+    assert meant in result.stderr
 
 
 def test_every_command_has_help(cli: CommandLine) -> None:

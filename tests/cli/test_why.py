@@ -25,7 +25,7 @@ class Scene:
         self.now_ms = int(time.time() * 1000)
 
     def record(self, **about: Any) -> None:
-        record = WorkerRecord(id="w1", at_ms=self.now_ms, **about)
+        record = WorkerRecord(**{"id": "w1", "at_ms": self.now_ms, **about})
         self.queue._stores.sync_store().run(records.record_worker(self.keys, record))
 
     def field(self, **fields: Any) -> None:
@@ -203,3 +203,51 @@ def test_a_job_shows_why(shop: Shop) -> None:
     shop.run("call", "send_email", "to=ann", "subject=Hi")
     assert "No worker is connected to 'emails'" in shop("job", "emails", "1")
     assert shop.json("job", "emails", "1")["why"][0]["code"] == "no_worker"
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_worker_that_was_killed_is_gone(scene: Scene, connected: bool) -> None:
+    scene.queue.add("send")
+    scene.take()
+    scene.queue.add("send")
+    scene.admin.set(scene.keys.lock("1"), "token", px=20_000)
+    scene.record(concurrency=10, running=1, at_ms=scene.now_ms - 20_000)
+    name = scene.keys.connection_name("w1") if connected else "other"
+    with redis.Redis.from_url(scene.cli.url, client_name=name) as worker:
+        worker.ping()
+        [shown] = scene.cli.json("top", "--once")["queues"]
+        codes = scene.codes()
+        said = scene.cli("why", "emails", "1")
+    assert shown["workers"]["taskbull"] == int(connected)
+    assert ("no_worker" in [each["code"] for each in shown["trouble"]]) is not connected
+    if connected:
+        assert codes == ["running"]
+    else:
+        assert codes == ["worker_gone", "no_worker"]
+        assert "Its worker w1 is gone: it has written no record for 2" in said
+        assert "its lock expires in" in said
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_slots_that_are_all_busy_are_named(scene: Scene, finished: bool) -> None:
+    scene.queue.add_bulk([("hang", {})] * 3 + [("send", {})])
+    for number in (1, 2):
+        scene.admin.rpoplpush(scene.keys.wait, scene.keys.active)
+        scene.admin.set(scene.keys.lock(str(number)), "token", px=30_000)
+        started = scene.now_ms - 300_000 + number
+        scene.admin.hset(scene.keys.job(str(number)), "processedOn", started)
+    if finished:
+        scene.admin.zadd(scene.keys.completed, {"9": scene.now_ms, "8": scene.now_ms - 600_000})
+    scene.record(concurrency=2, running=2)
+    name = scene.keys.connection_name("w1")
+    with redis.Redis.from_url(scene.cli.url, client_name=name) as worker:
+        worker.ping()
+        codes = [scene.codes("3"), scene.codes("4")]
+        [queue] = scene.cli.json("top", "--once")["queues"]
+        said = scene.cli("why", "emails")
+    assert "All 2 slots of the only worker are busy; the longest-running job, hang#1, has" in said
+    assert ("Cancel it, or start another worker." in said) is not finished
+    troubles = [each["text"] for each in queue["trouble"] if each["code"] == "busy"]
+    assert codes == [["busy"], ["busy", "behind"]]
+    stuck = "all 2 slots busy, nothing finished for a minute; hang#1 has run for 5 min"
+    assert troubles == ([] if finished else [stuck])

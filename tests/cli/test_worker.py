@@ -379,6 +379,7 @@ def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
         ),
         in_full(["worker", "tasks:app", "-q", "a:b"], "as in -q a:5"),
         in_full(["worker", "tasks:app", "-q", "a:0"], "as in -q a:5"),
+        in_full(["worker", "tasks:app", "-q", "cust-*", "--any-queue"], "name each queue"),  # V17
         pytest.param(
             ["worker", "tasks:app", "-q", "a,,b"],
             "a queue name is empty",

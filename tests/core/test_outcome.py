@@ -10,7 +10,7 @@ import pytest
 
 from taskbull import events as public
 from taskbull.core import events
-from taskbull.core.events import told_as
+from taskbull.core.events import event_class_for
 from taskbull.core.outcome import Code, Discard, Kind, Loss, Outcome, Written
 from taskbull.scripts.loader import LUA
 
@@ -35,12 +35,12 @@ def test_what_is_written_has_a_code() -> None:
 
 
 def test_outcomes_that_are_told_as_the_same_event_have_the_same_line() -> None:
-    lines = {(told_as(kind), kind.level, kind.line) for kind in Kind}
+    lines = {(event_class_for(kind), kind.level, kind.line) for kind in Kind}
     assert len(lines) == len({event for event, _, _ in lines})
 
 
 def test_all_ends_of_jobs_are_told() -> None:
-    assert {told_as(kind) for kind in Kind} == set(events.Ended.__subclasses__())
+    assert {event_class_for(kind) for kind in Kind} == set(events.Ended.__subclasses__())
 
 
 def names_below(kind: type[events.Event]) -> Iterator[str]:

@@ -44,6 +44,24 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"failed": minutes(11), "completed": minutes(189)},
         "11 failed in 10 min",
     ),
+    (
+        "failed",
+        {"counts": {"failed": 99}},
+        {"counts": {"failed": 10_000, "completed": 2_000}},
+        "10,000 failed jobs are stored, more than completed ones",
+    ),
+    (
+        "failed",
+        {"counts": {"failed": 1_000, "completed": 1_000}},
+        {"counts": {"failed": 1_001, "completed": 1_000}},
+        "1,001 failed jobs are stored, more than completed ones",
+    ),
+    (
+        "task_unknown",
+        {},
+        {"unknown_tasks": {"no_such": 15, "other": 1}},
+        "15 jobs wait for task no_such, and 1 job for task other, which no worker has",
+    ),
     ("stalled", {}, {"lockless": 2}, "2 running jobs without a lock (worker gone)"),
     (
         "breaker",

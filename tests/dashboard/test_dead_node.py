@@ -152,7 +152,7 @@ def test_commands_show_the_queues_of_living_nodes(  # S5
             done = CliRunner().invoke(commands, [*words, *where], prog_name="taskbull")
             assert done.exit_code == 0, (words, done.output, done.exception)
             assert shown in done.stdout, (words, done.output)
-            assert f"the queues of 127.0.0.1:{scene.doomed.port}" in done.stderr
+            assert f"cannot read the queues of 127.0.0.1:{scene.doomed.port}" in done.stderr
             if scene.names_on == "living" and words != ("workers",):
                 for name in scene.dead:
                     assert re.search(rf"{name}:?", done.stderr), (words, done.stderr)

@@ -18,6 +18,10 @@ def note(name, text=""):
 def who(n: int = 0) -> list[int]:
     return [os.getpid(), n]
 
+@app.task(process=True, throws=(KeyError,))
+def expected(to: str = "ann") -> None:
+    raise KeyError("no such card for " + current_job().headers["tenant"])
+
 @app.task
 def who_in_thread() -> int:
     return os.getpid()

@@ -164,6 +164,19 @@ async def test_prints_and_log_lines_arrive_with_the_fields_of_the_job(
     assert (fields["colour"], sold.funcName) == ("red", "talk")
 
 
+async def test_an_expected_error_is_logged_without_a_stack(
+    bed: PoolBed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with bed.working(process_pool=1):
+        job = await bed.app.tasks["expected"].options(headers={"tenant": "acme"}).adelay()
+        with pytest.raises(JobFailed, match="no such card for acme"):
+            await job.aresult()
+        await bed.record.wait_for(events.Failed)
+    [line] = [one for one in caplog.records if "no such card" in one.getMessage()]
+    assert (line.levelno, line.exc_info, line.exc_text) == (logging.INFO, None, None)
+
+
 @pytest.mark.full
 async def test_a_flood_of_lines_is_read_and_counted(
     bed: PoolBed, caplog: pytest.LogCaptureFixture

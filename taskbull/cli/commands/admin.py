@@ -13,7 +13,7 @@ from msgspec import Struct
 from taskbull.cli.app_loading import find_server, server_options
 from taskbull.cli.arguments import read_past, read_seconds
 from taskbull.cli.completion import complete_queue
-from taskbull.cli.errors import FAILED, complain
+from taskbull.cli.errors import FAILED, WrongUsage, complain
 from taskbull.cli.output import cell, json_option, plural, show_json
 from taskbull.cli.server import ask, existing_queue, yes_option
 from taskbull.core.cancelling import Cancelled
@@ -34,6 +34,9 @@ class Action(Struct, frozen=True):
     done: str
 
 
+_MANY = 100
+"""Number of jobs above which `retry-all` asks for confirmation."""
+
 _queue_argument = click.argument("queue", shell_complete=complete_queue)
 _ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 _finished = click.Choice(["failed", "completed"])
@@ -49,7 +52,7 @@ _cleanable = click.Choice(
 
 @click.command()
 @_queue_argument
-@_ids_argument
+@click.argument("ids", metavar="[ID...]", nargs=-1)
 @click.option(
     "--state",
     type=_finished,
@@ -57,24 +60,60 @@ _cleanable = click.Choice(
     show_default=True,
     help="Current state of the jobs.",
 )
+@click.option(
+    "--error",
+    metavar="FINGERPRINT",
+    help="Failed jobs with this error, newest first; taskbull errors lists the errors.",
+)
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs, with --error.")
 @_reset_option
 @server_options
 @json_option
-def retry(
+def retry(  # noqa: PLR0913 - passed by keyword
     queue: str,
     ids: tuple[str, ...],
+    *,
     state: Finished,
+    error: str | None,
+    limit: int | None,
     reset_attempts: bool,
     as_json: bool,
     **where: str | None,
 ) -> None:
-    """Retry failed or completed jobs."""
+    """Retry failed or completed jobs, by their ids or by their error."""
+    _check_choice(ids, state, error, limit)
     target = existing_queue(find_server(**where), queue)
+    if error is not None:
+        count = _retry_group(target, error, limit, reset_attempts)
+        if as_json:
+            show_json({"queue": queue, "retried": count})
+        else:
+            _say(f"retried {plural(count, 'job')} in queue {queue}")
+        return
 
     def run_again(job_id: str) -> None:
         target.retry(job_id, state, reset_attempts=reset_attempts)
 
     _each(target, ids, Action(run_again, "will be retried"), as_json=as_json)
+
+
+def _check_choice(ids: Sequence[str], state: str, error: str | None, limit: int | None) -> None:
+    if error is None and not ids:
+        raise WrongUsage("Name the jobs to retry: their ids, or --error FINGERPRINT")
+    if error is not None and ids:
+        raise WrongUsage("Name the jobs to retry by their ids or --error, not both")
+    if error is None and limit is not None:
+        raise WrongUsage("--limit needs --error")
+    if error is not None and state != "failed":
+        raise WrongUsage("--error selects failed jobs")
+
+
+def _retry_group(queue: SyncQueue, error: str, limit: int | None, reset_attempts: bool) -> int:
+    step = None
+    while step is None or not (step.over or step.done == limit):
+        left = None if limit is None else limit - (0 if step is None else step.done)
+        step = queue.retry_group(error, step=step, limit=left, reset_attempts=reset_attempts)
+    return step.done
 
 
 @click.command()
@@ -153,6 +192,7 @@ def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: 
     help="Only jobs that finished at or after TIME, such as 03:10, -15min or 2030-01-31T09:00.",
 )
 @_reset_option
+@yes_option
 @server_options
 @json_option
 def retry_all(
@@ -160,11 +200,16 @@ def retry_all(
     state: Finished,
     since: datetime | None,
     reset_attempts: bool,
+    yes: bool,
     as_json: bool,
     **where: str | None,
 ) -> None:
     """Retry all failed (or completed) jobs of a queue."""
     target = existing_queue(find_server(**where), queue)
+    there = target.counts()[state]
+    if there > _MANY:
+        chosen = f"up to {there:,}" if since is not None else f"all {there:,}"
+        ask(f"Retry {chosen} {state} jobs of queue '{queue}'?", yes)
     count = target.retry_all(state, since=since, reset_attempts=reset_attempts)
     if as_json:
         show_json({"queue": queue, "state": state, "retried": count})

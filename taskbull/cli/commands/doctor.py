@@ -23,6 +23,7 @@ from taskbull.cli.output import cell, command, json_option, plural, printable, s
 from taskbull.cli.server import open_server
 from taskbull.core.schedule import Schedule
 from taskbull.core.states import JobState
+from taskbull.core.trouble import find_trouble
 from taskbull.core.validation import instant_to_ms
 from taskbull.errors import ConfigurationError, SerializationError, ServerRefused, TaskbullError
 from taskbull.monitor.browse import QueueSample
@@ -42,18 +43,31 @@ def rules() -> list[str]:
 
 
 def key_rule(server: SyncServer, queue: str | None = None) -> str:
-    """Return the ACL rule for the keys of a queue, or of all queues.
+    """Return the ACL rule for the keys of a queue, or of all queues."""
+    return _rule(server.key_pattern(queue))
+
+
+def shared_key_rule(server: SyncServer) -> str:
+    """Return the ACL rule for the keys that all queues share, such as the list of queues."""
+    return _rule(server.shared_key_pattern)
+
+
+def _rule(pattern: str) -> str:
+    """Return the ACL rule for a pattern.
 
     Spaces, quotes and unprintable characters become wildcards, because a space would start
     another rule.
     """
-    rule = f"~{server.key_pattern(queue)}"
-    return "".join("?" * len(c.encode()) if c in "\"' " or not c.isprintable() else c for c in rule)
+    return "~" + "".join(
+        "?" * len(c.encode()) if c in "\"' " or not c.isprintable() else c for c in pattern
+    )
 
 
 def acl_of(server: SyncServer, queues: Sequence[str], user: str = "taskbull") -> str:
     """Return the ACL line of a user, for these queues or for all queues under the prefix."""
-    keys = [key_rule(server, queue) for queue in queues] or [key_rule(server)]
+    keys = [key_rule(server)]
+    if queues:
+        keys = [*(key_rule(server, queue) for queue in queues), shared_key_rule(server)]
     words = ["on", ">PASSWORD", "resetkeys", *keys, "resetchannels", "-@all", *rules()]
     return f"{user} {' '.join(words)}"
 
@@ -135,9 +149,20 @@ carefully.
 
 
 def check_rights(server: SyncServer, known: Sequence[str]) -> Iterator[Finding]:
-    """Try every command on each server that holds a queue."""
+    """Try every command on each server that holds a queue, and the keys that queues share."""
     for node, queue in _places(server, known).items():
         yield from _check(server, node, queue)
+    try:
+        server.try_shared_keys()
+    except ServerRefused as error:
+        if error.code != "NOPERM" or "key" not in str(error):
+            return  # `_check` reports it.
+        yield problem(
+            "permissions",
+            "the user may not access the keys that queues share: the dashboard cannot change jobs",
+            f"ACL SETUSER <user> {shared_key_rule(server)}; taskbull doctor --acl prints all "
+            "required rules",
+        )
 
 
 def first_trouble(server: SyncServer, queue: str) -> str:
@@ -420,6 +445,20 @@ def _check_queue(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
     yield from _pausing(queue)
     yield from _kept(queue)
     yield from _schedules(server, queue)
+    yield from _troubles(server, queue)
+
+
+_CHECKED = {"unreadable", "no_worker", "stalled", "paused", "split", "late"}
+"""Codes of problems that `doctor` finds by itself, with more detail."""
+
+
+def _troubles(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
+    """Find the other problems that `taskbull top` and the dashboard show."""
+    for trouble in find_trouble(server.facts(queue.name)):
+        if trouble.code not in _CHECKED:
+            look = trouble.remedy if trouble.remedy in {"errors", "workers"} else "why"
+            advice = command(look, queue.name)
+            yield warning("queue", f"{queue.name}: {trouble.text}", advice)
 
 
 def _who(queue: QueueSample) -> Finding:

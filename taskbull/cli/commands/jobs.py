@@ -1,4 +1,4 @@
-"""The commands `jobs`, `job`, `restore` and `why`."""
+"""The commands `jobs`, `job`, `errors`, `restore` and `why`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ from taskbull.cli.output import (
 from taskbull.cli.server import existing_queue, note_lost_servers, open_server
 from taskbull.core.diagnosis import Explanation
 from taskbull.core.keys import check_queue_name
+from taskbull.core.queue_health import plain
 from taskbull.core.states import STATES, JobState
 from taskbull.core.wire.new_job import JobCopy, check_copy, read_copy
 from taskbull.errors import JobNotFound, MaybeExecuted, TaskbullError
 from taskbull.monitor.browse import After, JobDetails, JobRow
 from taskbull.monitor.server import SyncServer
 from taskbull.queue.copies import parts_of
+from taskbull.queue.failures import FailureGroup
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.job_tree import DEPTH, MOST
 
@@ -339,6 +341,57 @@ def _describe(copy: JobCopy, handle: JobHandle[Any]) -> dict[str, Any]:
         "was": copy.id,
         "deduplicated": handle.deduplicated,
     }
+
+
+# `taskbull errors`.
+
+
+_GROUPED = 1000
+"""Number of newest failed jobs that are read, and of older ones that are sampled."""
+
+
+@click.command()
+@click.argument("queue", shell_complete=complete_queue)
+@server_options
+@json_option
+def errors(queue: str, as_json: bool, **where: str | None) -> None:
+    """Group the failed jobs of a queue by error.
+
+    The numbers are exact for the newest 1,000 failed jobs, and estimated for older ones.
+    """
+    server = find_server(**where)
+    existing_queue(server, queue)
+    found = server.failures(queue, _GROUPED, sample=_GROUPED)
+    if as_json:
+        groups = [_describe_group(group) for group in found.groups]
+        read = found.looked_at + found.sampled
+        show_json({"queue": queue, "failed": found.total, "read": read, "errors": groups})
+        return
+    columns = ("jobs", "task", "error", "newest", "last", "fingerprint")
+    rows = [
+        [
+            f"{group.about:,}" if group.margin == 0 else f"{group.about:,} ± {group.margin:,}",
+            *(group.task, group.error, group.newest, group.last),
+            "-" if group.is_rest else group.fingerprint,
+        ]
+        for group in found.groups
+    ]
+    show_table(columns, rows, empty="No failed jobs.")
+
+
+def _describe_group(group: FailureGroup) -> dict[str, Any]:
+    facts = {
+        "fingerprint": None if group.is_rest else group.fingerprint,
+        "task": group.task,
+        "error": group.error,
+        "jobs": group.about,
+        "margin": group.margin,
+        "first": group.first,
+        "last": group.last,
+        "newest": group.newest,
+        "frame": group.frame or None,
+    }
+    return plain(facts)
 
 
 # `taskbull why`.

@@ -100,7 +100,7 @@ def drained_in(queue: QueueFacts) -> str:
         return "-"
     if queue.paused:
         return "paused"
-    if queue.workers == 0 and queue.connected is not None:
+    if queue.is_stuck or (queue.workers == 0 and queue.connected is not None):
         return "never"
     left = empty_in(queue.waiting, queue.out, queue.arrivals)
     if left is None:

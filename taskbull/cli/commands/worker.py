@@ -252,6 +252,8 @@ def read_queues(words: Sequence[str]) -> dict[str, int | None]:
         name, colon, number = part.partition(":")
         if not name:
             raise WrongUsage(f"-q {','.join(words)}: a queue name is empty")
+        if "*" in name or "?" in name:
+            raise WrongUsage(f"-q {part}: patterns are not supported, name each queue")
         if colon and not (number.isdecimal() and int(number) > 0):
             raise WrongUsage(
                 f"-q {part}: the number after the colon must be a concurrency, as in -q {name}:5"

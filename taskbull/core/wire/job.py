@@ -296,6 +296,9 @@ RUN_TIME_FIELDS: Final[Mapping[str, int]] = {
 }
 """Bytes to read of each field if only the task, the worker and the run time matter."""
 
+UNKNOWN_TASK_FIELDS: Final[Mapping[str, int]] = {"name": _LINE, "tbun": 64}
+"""Bytes to read of each field to find jobs whose task no worker has."""
+
 ID_FIELDS: Final[Mapping[str, int]] = {}
 """No fields, if only the id is needed."""
 

@@ -41,6 +41,7 @@ from taskbull.errors import (
     JobsActive,
     MaybeExecuted,
     ScheduleNotFound,
+    ServerRefused,
     TaskbullError,
     WrongState,
 )
@@ -144,6 +145,8 @@ def describe_error(error: TaskbullError) -> Refused:
     said = str(error).rstrip(".")
     if isinstance(error, ConnectionLost):
         said = f"Redis is unavailable: {said}. Reload this page when Redis is back"
+    elif isinstance(error, ServerRefused) and error.code == "NOPERM":
+        said = f"Redis denies access: {said}. taskbull doctor names the missing permission"
     elif isinstance(error, MaybeExecuted):
         said += ". The action may have been executed. Check before you try again"
     return Refused(status, f"{said}.")

@@ -51,7 +51,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     sample = await dashboard.sampler.latest()
     live = url("live", page="")
     if not sample.queues and sample.problem is not None:
-        return Content("Overview", _away(sample.problem), status=503, live=live)
+        return Content("Overview", _away(sample), status=503, live=live)
     body = [
         h1("Queues", class_="unseen"),
         _troubles(ctx, sample),
@@ -71,13 +71,12 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     )
 
 
-def _away(problem: str) -> Node:
-    return section(
-        h1("Redis is unavailable"),
-        p(problem),
-        p("Reload this page when Redis is back.", class_="quiet"),
-        class_="problem",
-    )
+def _away(sample: BoardSample) -> Node:
+    title, remedy = "Redis is unavailable", "Reload this page when Redis is back."
+    if sample.is_denied:
+        title = "Redis denies access"
+        remedy = "taskbull doctor, with the same Redis user, names the permission that is missing."
+    return section(h1(title), p(sample.problem), p(remedy, class_="quiet"), class_="problem")
 
 
 def _empty(ctx: RequestContext, sample: BoardSample) -> Node:

@@ -368,6 +368,8 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     list_query = read_list_query(ctx.query)
     sample = await dashboard.sampler.latest([list_query.queue])
     state = sample.queues.get(list_query.queue)
+    if state is None and sample.problem is not None:
+        raise Refused(503, f"The queues could not be read: {sample.problem}")
     if state is None:
         raise Refused(404, f"Queue {list_query.queue!r} not found.")
     page = await _rows(dashboard, ctx, list_query)

@@ -199,6 +199,7 @@ class Raised(Message, frozen=True):
     verdict: str = ""
     delay: float = 0.0
     remembered_delay: float | None = None
+    is_expected: bool = False
 
 
 Ended: TypeAlias = Done | Raised

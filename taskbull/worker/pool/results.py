@@ -110,11 +110,11 @@ def outcome_fields(outcome: Written) -> dict[str, Any]:
     """Return the fields of `Raised` that describe an outcome, without the error."""
     match outcome:
         case Fail(failure, verdict):
-            return {"outcome": "fail", "category": failure.category, "verdict": verdict}
+            return {"outcome": "fail", **_failure_fields(failure), "verdict": verdict}
         case RetryAfter(failure, delay, remembered):
             return {
                 "outcome": "retry",
-                "category": failure.category,
+                **_failure_fields(failure),
                 "delay": delay,
                 "remembered_delay": remembered,
             }
@@ -126,6 +126,10 @@ def outcome_fields(outcome: Written) -> dict[str, Any]:
             return {"outcome": "await_children"}
         case _:
             raise TypeError(f"an error does not end in {outcome!r}")
+
+
+def _failure_fields(failure: Failure) -> dict[str, Any]:
+    return {"category": failure.category, "is_expected": failure.is_expected}
 
 
 def error_of(raised: Raised) -> Exception:
@@ -179,7 +183,13 @@ def outcome_of(error: RaisedInProcess, run: Run) -> Outcome | None:
 
 
 def _failure(error: RaisedInProcess, raised: Raised) -> Failure:
-    return Failure(Category(raised.category), str(error), error.stack, error.steering or error)
+    return Failure(
+        Category(raised.category),
+        str(error),
+        error.stack,
+        error.steering or error,
+        raised.is_expected,
+    )
 
 
 # Results of a finished call.

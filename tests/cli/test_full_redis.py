@@ -1,0 +1,55 @@
+"""A Redis that is out of memory: commands that remove jobs work and report what they removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from taskbull.core.flow import Children
+from tests.cli.conftest import CommandLine, OpenCli
+from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers
+
+
+@pytest.fixture(params=[VALKEY_9, REDIS_6, REDIS_7])
+def full(
+    request: pytest.FixtureRequest, private_server: PrivateServers, open_cli: OpenCli
+) -> Iterator[CommandLine]:
+    """Return a command line for a server that has no memory left, with jobs in three states."""
+    server = private_server({"maxmemory-policy": "noeviction"}, kind=request.param)
+    cli = open_cli(server.url, "bull")
+    queue = cli.queue("orders")
+    queue.add_bulk([("later", {}, {"delay": 60})] * 3 + [("now", {})] * 5)
+    below = Children((queue.job("first"), queue.job("second")), "fail")
+    queue.add_bulk([queue.job("parent").after(below)])
+    with redis.Redis.from_url(server.url) as admin:
+        ids = admin.zrange("bull:orders:delayed", 0, 1)
+        admin.zrem("bull:orders:delayed", *ids)
+        admin.zadd("bull:orders:failed", dict.fromkeys(ids, 1))
+        admin.config_set("maxmemory", 1)
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            admin.set("x", "y")
+        yield cli
+
+
+def test_jobs_are_cleaned(full: CommandLine) -> None:
+    assert full.json("clean", "orders", "--state", "failed", "--yes")["removed"] == 2
+    assert full.json("clean", "orders", "--state", "waiting", "--yes")["removed"] == 7
+
+
+def test_a_queue_is_drained(full: CommandLine) -> None:
+    assert full.json("drain", "orders", "--delayed", "--yes")["removed"] == 8
+
+
+def test_a_queue_is_obliterated(full: CommandLine) -> None:
+    full("obliterate", "orders", "--force", "--yes")
+    assert full.json("queues") == []
+
+
+def test_a_job_is_removed_with_its_children(full: CommandLine) -> None:
+    full("remove", "orders", "3", "--yes")
+    queue = full.queue("orders")
+    [parent] = queue.get_jobs("waiting-children", 0, 1)
+    full("remove", "orders", parent.id, "--yes")
+    assert queue.counts()["waiting"] == 5

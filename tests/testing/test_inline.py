@@ -1,0 +1,235 @@
+"""Jobs that run in the caller, and tests that cannot reach a real queue by accident."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from taskbull import App, Backoff, JobState, Queue, current_job, events, from_child
+from taskbull.core.job import Job
+from taskbull.core.outcome import Failure
+from taskbull.errors import ConfigurationError, JobFailed, NotRecorded
+from taskbull.testing import recorded
+
+NOWHERE = "redis://localhost:1"
+
+
+class Shop:
+    """An app with tasks of each kind."""
+
+    def __init__(self, **options: Any) -> None:
+        self.app = app = App("shop", redis=NOWHERE, **options)
+        self.log: list[str] = []
+
+        @app.task(attempts=3, backoff=Backoff.fixed(3600))
+        def flaky(fails: int) -> int:
+            self.log.append(f"attempt {current_job().attempt}")
+            if current_job().attempt <= fails:
+                raise KeyError(fails)
+            return current_job().attempt
+
+        @app.task
+        async def double(number: int) -> int:
+            await anyio.lowlevel.checkpoint()
+            return 2 * number
+
+        @app.task
+        def outer(number: int) -> int:
+            return double.delay(number).result() + 1
+
+        @app.task
+        async def aouter(number: int) -> int:
+            return await (await double.adelay(number)).aresult() + 1
+
+        @app.task
+        def plus(number: int = from_child(double)) -> int:
+            return number + 10
+
+        @app.middleware
+        async def note(job: Any, call_next: Any) -> Any:
+            self.log.append(f"around {job.name}")
+            return await call_next(job)
+
+        self.flaky, self.double, self.outer, self.aouter = flaky, double, outer, aouter
+        self.plus = plus
+
+
+def test_a_job_runs_when_it_is_enqueued() -> None:
+    shop = Shop(inline=True)
+    job = shop.flaky.delay(1)
+    assert (job.state(), job.result()) == (JobState.COMPLETED, 2)
+    assert shop.log == ["around flaky", "attempt 1", "around flaky", "attempt 2"]
+    assert shop.double.options(delay=3600).delay(4).result() == 8
+    assert shop.outer.delay(5).result() == 11
+    assert shop.plus.after(shop.double.job(6)).delay().result() == 22
+    assert [one.result() for one in shop.app.enqueue([shop.double.job(1)] * 2)] == [2, 2]
+    assert shop.app.sync_queue("default").add("double", {"number": 3}).result() == 6
+    assert shop.app.job(job.ref).info().name == "flaky"
+
+
+async def test_a_job_runs_when_it_is_enqueued_in_an_event_loop() -> None:
+    shop = Shop(inline=True)
+    assert await (await shop.double.adelay(4)).aresult() == 8
+    assert await (await shop.aouter.adelay(4)).aresult() == 9
+    assert await (await shop.flaky.adelay(2)).aresult() == 3
+    assert await (await shop.app.queue("default").add("double", {"number": 3})).aresult() == 6
+    with pytest.warns(match="blocks the running event loop"):
+        assert shop.double.delay(5).result() == 10
+
+
+def test_a_failure_is_in_the_handle_or_raised() -> None:
+    job = Shop(inline=True).flaky.delay(9)
+    assert job.state() is JobState.FAILED
+    with pytest.raises(JobFailed, match="KeyError: 9"):
+        job.result()
+    shop = Shop(inline="raise")
+    with pytest.raises(KeyError):
+        shop.flaky.delay(9)
+    assert shop.flaky.delay(1).result() == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda app: app.sync_queue("default").counts(),
+        lambda app: app.sync_queue("default").pause(),
+        lambda app: app.sync_server().survey(),
+        lambda app: app.job("default", "no-such").state(),
+        lambda app: app.job("default", "no-such").cancel(),
+        lambda app: app.worker(),
+        lambda app: app.run(burst=True),
+        lambda app: next(app.sync_queue("default").events()),
+        lambda app: anyio.run(app.queue("default").get_job, "1"),
+        lambda app: anyio.run(app.server().survey),
+        lambda app: anyio.run(app.run_worker),
+        lambda app: app.unknown_names("default"),
+    ],
+)
+@pytest.mark.parametrize("is_inline", [True, False])
+def test_everything_that_needs_redis_is_refused(
+    call: Callable[[App], Any], is_inline: bool
+) -> None:
+    if is_inline:
+        with pytest.raises(NotRecorded, match="runs its jobs inline"):
+            call(Shop(inline=True).app)
+    else:
+        shop = Shop()
+        with recorded(shop.app), pytest.raises(NotRecorded, match="records its jobs"):
+            call(shop.app)
+
+
+def test_queues_and_handles_from_before_cannot_reach_redis_either() -> None:
+    shop = Shop()
+    queue, handle = shop.app.sync_queue("default"), shop.app.job("default", "7")
+    with recorded(shop.app) as box:
+        job = queue.add("double", {"number": 4})
+        queue.add_bulk([("double", {"number": 5}), queue.job("double", {"number": 6})])
+        with pytest.raises(NotRecorded):
+            handle.info()
+        box.run()
+        assert job.result() == 8
+    assert [one.data for one in box.jobs] == [{"number": 4}, {"number": 5}, {"number": 6}]
+
+
+def test_a_recorded_job_is_found_by_its_id() -> None:
+    shop = Shop()
+    with recorded(shop.app) as box:
+        job = shop.double.options(delay=60).delay(4)
+        same = shop.app.job("default", job.id)
+        assert same.state() is JobState.DELAYED
+        same.cancel("not needed")
+        box.run()
+        with pytest.raises(JobFailed, match="not needed"):
+            shop.app.job(job.ref).result()
+
+
+async def test_recorded_jobs_can_run_inline() -> None:
+    shop = Shop()
+    with recorded(shop.app, inline=True) as box:
+        assert await (await shop.aouter.adelay(3)).aresult() == 7
+        assert [one.name for one in box.jobs] == ["aouter", "double"]
+    with recorded(shop.app, inline="raise"), pytest.raises(KeyError):
+        await shop.flaky.adelay(9)
+
+
+async def test_hooks_run_in_a_box() -> None:
+    calls: list[Any] = []
+    app = App("shop", redis=NOWHERE, attempts=1)
+
+    def completed(job: Job, result: int) -> None:
+        calls.append(("completed", job.name, result))
+
+    async def failed(job: Job, failure: Failure) -> None:
+        calls.append(("failed", job.name, failure.reason))
+
+    @app.task(on_success=completed, on_failure=failed)
+    def work(number: int) -> int:
+        if number < 0:
+            raise ValueError(number)
+        return number
+
+    @app.on(events.Failed, thread=True)
+    def heard(event: events.Failed) -> None:
+        calls.append(("heard", event.job.attempt))
+        raise RuntimeError("no database")
+
+    expected = [
+        ("completed", "work", 1),
+        ("heard", 1),
+        ("failed", "work", "ValueError: -1"),
+    ]
+    with recorded(app) as box:
+        await app.aenqueue([work.job(1), work.job(-1)])
+        await box.arun(check=False)
+    assert calls == expected
+    calls.clear()
+    with recorded(app) as box:
+        await app.aenqueue([work.job(1), work.job(-1)])
+        await anyio.to_thread.run_sync(lambda: box.run(check=False))
+    assert calls == expected
+
+
+@pytest.mark.parametrize(("text", "is_inline"), [("1", True), ("true", True), ("0", False)])
+def test_the_environment_chooses_the_mode(
+    monkeypatch: pytest.MonkeyPatch, text: str, is_inline: bool
+) -> None:
+    monkeypatch.setenv("TASKBULL_INLINE", text)
+    assert (App("shop").producer.detour is not None) is is_inline
+    assert App("shop", inline=False).producer.detour is None
+
+
+@pytest.mark.parametrize("wrong", ["yes", 3, "Raise "])
+def test_a_wrong_mode_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="inline must be"):
+        App("shop", inline=wrong)
+    monkeypatch.setenv("TASKBULL_INLINE", str(wrong))
+    with pytest.raises(ConfigurationError, match="inline must be"):
+        App("shop")
+
+
+def test_a_bare_queue_is_not_recorded() -> None:
+    shop = Shop()
+    with recorded(shop.app):
+        assert Queue("default", redis=NOWHERE).name == "default"
+
+
+def test_inline_mode_needs_neither_redis_nor_pytest() -> None:
+    code = (
+        "import sys; sys.modules['pytest'] = None\n"
+        "from taskbull import App\n"
+        "app = App('x', redis='redis://localhost:1')\n"
+        "@app.task\n"
+        "async def double(n: int) -> int: return 2 * n\n"
+        "print(double.delay(4).result())"
+    )
+    environment = {**os.environ, "TASKBULL_INLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "8\n"
