@@ -264,8 +264,12 @@ def named_queues(
         redis.Redis(unix_socket_path=str(server.socket), decode_responses=True) as admin,
     ):
         line = acl_of(asked, ["work", "desk"]).replace("PASSWORD", "secret")
-        admin.execute_command("ACL", "SETUSER", *line.split())
+        _set_user(admin, line)
         yield open_cli(f"redis://taskbull:secret@127.0.0.1:{server.port}", "bull"), admin
+
+
+def _set_user(admin: Any, line: str) -> None:
+    admin.execute_command("ACL", "SETUSER", *line.split())
 
 
 async def _page(cli: CommandLine, address: str) -> str:
@@ -291,17 +295,14 @@ async def test_a_user_of_named_queues_sees_them_everywhere(
 async def test_what_a_user_may_not_read_is_named(
     named_queues: tuple[CommandLine, redis.Redis], open_cli: OpenCli
 ) -> None:
-    cli, client = named_queues
-    admin: Any = client
-    admin.execute_command(
-        *("ACL", "SETUSER", "taskbull", "resetkeys", "~bull:work:*", "~bull:desk:*")
-    )
+    cli, admin = named_queues
+    _set_user(admin, "taskbull resetkeys ~bull:work:* ~bull:desk:*")
     cli.queue("work").add("x")
     found = [each for each in cli.json("doctor", code=1) if each["check"] == "permissions"]
     assert [each["level"] for each in found if "bull::tb:*" in (each["advice"] or "")] == [
         "problem"
     ]
-    admin.execute_command("ACL", "SETUSER", "viewer", "on", ">secret", "+ping", "+select")
+    _set_user(admin, "viewer on >secret +ping +select")
     nobody = open_cli(cli.url.replace("taskbull", "viewer"), "bull")
     for page in (await _page(cli, "operations"), await _page(nobody, "")):
         assert "Redis is unavailable" not in page
