@@ -346,3 +346,11 @@ def test_jobs_whose_task_no_worker_has_are_told(shop: Shop) -> None:
     record = WorkerRecord(id="w2", at_ms=now_ms, tasks=["no_such"])
     shop.queue("default")._stores.sync_store().run(records.record_worker(keys, record))
     assert text not in shop("doctor")
+
+
+def test_a_worker_that_always_had_jobs_is_a_worker(cli: CommandLine) -> None:
+    queue = cli.queue("emails")
+    queue.add("x")
+    record = WorkerRecord(id="w1", at_ms=int(time.time() * 1000), concurrency=9, running=1)
+    queue._stores.sync_store().run(records.record_worker(queue.keys, record))
+    assert "no worker is connected" not in cli("doctor")

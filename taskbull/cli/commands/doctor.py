@@ -21,6 +21,7 @@ from taskbull.cli.app_loading import app_argument, find_app_of_server, server_op
 from taskbull.cli.errors import FAILED, advice, note
 from taskbull.cli.output import cell, command, json_option, plural, printable, show_json
 from taskbull.cli.server import open_server
+from taskbull.core.queue_health import QueueFacts
 from taskbull.core.schedule import Schedule
 from taskbull.core.states import JobState
 from taskbull.core.trouble import find_trouble
@@ -440,21 +441,22 @@ def _check_queue(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
         yield problem("queue", f"{queue.name}: cannot be read: {queue.problem}", _REPAIR)
         return
     yield _who(queue)
-    yield from _waiting(queue)
+    facts = server.facts(queue.name)
+    yield from _waiting(queue, facts)
     yield from _stalled(server, queue)
     yield from _pausing(queue)
     yield from _kept(queue)
     yield from _schedules(server, queue)
-    yield from _troubles(server, queue)
+    yield from _troubles(facts)
 
 
 _CHECKED = {"unreadable", "no_worker", "stalled", "paused", "split", "late"}
 """Codes of problems that `doctor` finds by itself, with more detail."""
 
 
-def _troubles(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
+def _troubles(queue: QueueFacts) -> Iterator[Finding]:
     """Find the other problems that `taskbull top` and the dashboard show."""
-    for trouble in find_trouble(server.facts(queue.name)):
+    for trouble in find_trouble(queue):
         if trouble.code not in _CHECKED:
             look = trouble.remedy if trouble.remedy in {"errors", "workers"} else "why"
             advice = command(look, queue.name)
@@ -475,9 +477,10 @@ def _who(queue: QueueSample) -> Finding:
     return ok("queue", f"{queue.name}: {shown or 'empty'}{user}{workers}")
 
 
-def _waiting(queue: QueueSample) -> Iterator[Finding]:
+def _waiting(queue: QueueSample, facts: QueueFacts) -> Iterator[Finding]:
     ready = queue.counts[JobState.WAITING] + queue.counts[JobState.PRIORITIZED]
-    if ready and queue.workers == 0 and not queue.paused:
+    # A worker that always had jobs has a record, but may not have a named connection yet.
+    if ready and queue.workers == 0 and facts.workers == 0 and not queue.paused:
         yield warning(
             "queue",
             f"{queue.name}: {plural(ready, 'job')} waiting, but no worker is connected",
