@@ -255,12 +255,14 @@ class Producer:
     def moved(self, address: Address) -> Generator[None]:
         """Use another server in the block. For tests."""
         before = (self.namespace, self.stores, self._clients, self._queues, self._sync_queues)
+        detour, self.detour = self.detour, None
         self.namespace = replace(self.namespace, address=address)
         self.stores, self._clients, self._queues, self._sync_queues = Stores(address), {}, {}, {}
         try:
             yield
         finally:
             self.stores.close()
+            self.detour = detour
             self.namespace, self.stores, self._clients, self._queues, self._sync_queues = before
 
     def client(self, queue: str) -> QueueClient:

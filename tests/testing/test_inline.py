@@ -15,7 +15,8 @@ from taskbull import App, Backoff, JobState, Queue, current_job, events, from_ch
 from taskbull.core.job import Job
 from taskbull.core.outcome import Failure
 from taskbull.errors import ConfigurationError, JobFailed, NotRecorded
-from taskbull.testing import recorded
+from taskbull.testing import Server, connected, recorded
+from taskbull.testing import server as server
 
 NOWHERE = "redis://localhost:1"
 
@@ -211,6 +212,13 @@ def test_a_wrong_mode_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: Any) ->
     monkeypatch.setenv("TASKBULL_INLINE", str(wrong))
     with pytest.raises(ConfigurationError, match="inline must be"):
         App("shop")
+
+
+def test_a_test_server_takes_the_place_of_inline_mode(server: Server) -> None:
+    shop = Shop(inline=True)
+    with connected(shop.app, server.url):
+        assert shop.double.delay(4).state() is JobState.WAITING
+    assert shop.double.delay(4).result() == 8
 
 
 def test_a_bare_queue_is_not_recorded() -> None:
