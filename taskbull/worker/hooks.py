@@ -40,6 +40,9 @@ _MANY = 1000
 _PATIENCE = 2.0
 """Seconds that a starting worker waits for Redis to register its hooks."""
 
+_RETRY = 30.0
+"""Seconds until the next check if Redis refused the last one."""
+
 _REFRESH = 3600.0
 """Seconds between checks for jobs that ended without a worker, if no request arrives."""
 
@@ -130,11 +133,14 @@ class Hooks:
         """
         while True:
             self._news = Event()
+            pause = _REFRESH
             for context in contexts:
-                with suppress(TaskbullError):  # Try again later.
+                try:
                     await context.store.run(register_hooks(context.keys))
                     await _report_ended(context)
-            with move_on_after(_REFRESH):
+                except TaskbullError:  # For example, Redis is full.
+                    pause = _RETRY
+            with move_on_after(pause):
                 await self._news.wait()
 
     async def flush(self) -> None:
