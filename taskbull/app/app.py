@@ -588,20 +588,9 @@ class App(TaskGroup):
         )
 
 
-def hooks_of(app: App, event: events.Ended) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
-    """Return the functions to call for a job that has ended, with their arguments."""
-    factory = app._factory  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    found: list[tuple[Callable[..., object], tuple[Any, ...]]] = [
-        (listener, (event,)) for listener in factory.listeners_of(event)
-    ]
-    task = app.tasks.get(event.job.name)
-    if task is not None:
-        settings = task.settings
-        if isinstance(event, events.Completed) and settings.on_success is not None:
-            found.append((settings.on_success, (event.job, task.read_result(event.raw_value))))
-        if isinstance(event, events.Failed) and settings.on_failure is not None:
-            found.append((settings.on_failure, (event.job, event.failure)))
-    return found
+def listeners_of(app: App, event: events.Event) -> list[events.Listener[Any]]:
+    """Return an app's listeners for an event."""
+    return app._factory.listeners_of(event)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 def dispatch_of(app: App) -> Dispatch:

@@ -104,7 +104,7 @@ PARTS: dict[str, tuple[click.Command, ...]] = {
 
 ELSEWHERE = {
     "purge": "To delete the waiting jobs of a queue, use taskbull drain QUEUE.",
-    "beat": "No process of its own is needed: workers run schedules, and taskbull schedules lists "
+    "beat": "No separate process is needed: workers run schedules, and taskbull schedules lists "
     "them.",
     "flower": "The web page is taskbull dashboard.",
     "inspect": "Use taskbull top for all queues, taskbull jobs QUEUE --state active for running "

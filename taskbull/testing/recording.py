@@ -5,7 +5,6 @@ A box can assert which jobs were enqueued, and can run them in virtual time.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any, Literal, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from taskbull.app.app import App, hooks_of
+from taskbull.app.app import App, listeners_of
 from taskbull.app.batch import is_batch
 from taskbull.app.producer import ByName, JobSpec
 from taskbull.app.task import Enqueueable
@@ -54,8 +53,7 @@ from taskbull.testing.recorded_flow import (
 )
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.testing.stage import Given, Stage, VirtualSchedule, open_resources, stage_for
-
-logger = logging.getLogger(__name__)
+from taskbull.worker.hooks import Call, log_failure, task_hook
 
 _NOTHING = object()
 
@@ -287,9 +285,8 @@ class Box:
         number = len(self.jobs) + 1 if self._numbers is None else next(self._numbers)
         for spec in specs:
             made.append(record(spec, number, self.now))
-            number += len(made[-1])
-            if self._numbers is not None:
-                number = max(islice(self._numbers, len(made[-1])))
+            size = len(made[-1])
+            number = number + size if self._numbers is None else max(islice(self._numbers, size))
         handles: list[JobHandle[Any]] = []
         for root, *below in made:
             handles.append(self._put(root))
@@ -423,18 +420,20 @@ class Box:
         with stage_for(self._app, self._given, self._time, backend) as stage:
             for jobs in turns:
                 for job, outcome in zip(jobs, stage.run(jobs), strict=True):
-                    for hook, args in self._settle(job, outcome):
-                        with _logged(hook, job):
-                            stage.call_hook(hook, args)
+                    event = self._settle(job, outcome)
+                    for hook, args in self._hooks(event):
+                        with _logged(hook, event):
+                            stage.call_hook(hook, args())
 
     async def _arun(self, turns: Iterable[list[RecordedJob]]) -> None:
         async with open_resources(self._app, self._given) as resources_of:
             stage = Stage(self._app, resources_of, self._time)
             for jobs in turns:
                 for job, outcome in zip(jobs, await stage.arun(jobs), strict=True):
-                    for hook, args in self._settle(job, outcome):
-                        with _logged(hook, job):
-                            await stage.acall_hook(hook, args)
+                    event = self._settle(job, outcome)
+                    for hook, args in self._hooks(event):
+                        with _logged(hook, event):
+                            await stage.acall_hook(hook, args())
 
     def _put(self, job: RecordedJob) -> JobHandle[Any]:
         standing = self._standing_for(job)
@@ -510,10 +509,16 @@ class Box:
     def _at(self, seconds: float) -> datetime:
         return self._began + timedelta(seconds=seconds)
 
-    def _settle(
-        self, job: RecordedJob, outcome: Outcome
-    ) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
-        """Apply an outcome. Return the hooks to call, with their arguments."""
+    def _hooks(self, event: events.Ended | None) -> list[Call]:
+        """Return the listeners and the task's hook for the end of a job."""
+        if event is None:
+            return []
+        found: list[Call] = [(one, lambda: (event,)) for one in listeners_of(self._app, event)]
+        own = task_hook(self._app.tasks, event)
+        return found if own is None else [*found, own]
+
+    def _settle(self, job: RecordedJob, outcome: Outcome) -> events.Ended | None:
+        """Apply an outcome. Return the event if the job has ended."""
         new, job.spawned = job.spawned, []
         self.jobs += new
         outcome = refused_by_children(job, outcome)
@@ -542,8 +547,8 @@ class Box:
                 assert_never(outcome)
         tell_parent(job, self.now)
         if not job.ended or isinstance(outcome, Discard):
-            return []
-        return hooks_of(self._app, ended_event(job, outcome))
+            return None
+        return ended_event(job, outcome)
 
     def _put_off(self, job: RecordedJob, delay: float) -> None:
         job.due = self.now + delay
@@ -583,14 +588,12 @@ def recorded(
 
 
 @contextmanager
-def _logged(hook: Callable[..., object], job: RecordedJob) -> Generator[None]:
+def _logged(hook: Callable[..., Any], event: events.Ended | None) -> Generator[None]:
     try:
         yield
-    except Exception:
-        name = getattr(hook, "__qualname__", hook)
-        logger.exception(
-            "Hook %s failed for job %s (%s) in queue %s", name, job.id, job.name, job.queue
-        )
+    except Exception as error:  # noqa: BLE001 - user code may raise anything
+        if event is not None:
+            log_failure(hook, event, error)
 
 
 def ended_event(job: RecordedJob, outcome: Outcome) -> events.Ended:

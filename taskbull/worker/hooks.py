@@ -66,6 +66,38 @@ class Hooked(Protocol):
     def read_result(self, raw: bytes) -> Any: ...
 
 
+Call: TypeAlias = tuple[Callable[..., Any], Callable[[], Args]]
+"""A hook, and a function that returns its arguments. Reading a result may raise."""
+
+
+def task_hook(tasks: Mapping[str, Hooked], event: events.Ended) -> Call | None:
+    """Return the hook that the job's task declares for an event, or None."""
+    task = tasks.get(event.job.name)
+    if task is None:
+        return None
+    hooks = task.settings
+    if isinstance(event, events.Completed) and hooks.on_success is not None:
+        raw = event.raw_value
+        return hooks.on_success, lambda: (event.job, task.read_result(raw))
+    if isinstance(event, events.Failed) and hooks.on_failure is not None:
+        failure = event.failure
+        return hooks.on_failure, lambda: (event.job, failure)
+    return None
+
+
+def log_failure(hook: Callable[..., Any], event: events.Event, error: Exception) -> None:
+    """Log the exception of a hook, with the job."""
+    job = event.job if isinstance(event, events.JobEvent) else None
+    logger.error(
+        "Hook %s failed for job %s (%s) in queue %s",
+        getattr(hook, "__qualname__", hook),
+        "-" if job is None else cut(job.id),
+        type(event).__name__ if job is None else cut(job.name),
+        event.queue,
+        exc_info=error,
+    )
+
+
 class Hooks:
     """Queues the hooks of one worker and runs them in its event loop and in threads."""
 
@@ -86,16 +118,9 @@ class Hooks:
         """Return a listener that queues the hooks that tasks declare for their own jobs."""
 
         def queue(event: events.Ended) -> None:
-            task = tasks.get(event.job.name)
-            if task is None:
-                return
-            hooks = task.settings
-            if isinstance(event, events.Completed) and hooks.on_success is not None:
-                raw = event.raw_value
-                self._put(event, hooks.on_success, lambda: (event.job, task.read_result(raw)))
-            elif isinstance(event, events.Failed) and hooks.on_failure is not None:
-                failure = event.failure
-                self._put(event, hooks.on_failure, lambda: (event.job, failure))
+            call = task_hook(tasks, event)
+            if call is not None:
+                self._put(event, *call)
 
         return queue
 
@@ -175,15 +200,8 @@ class Hooks:
                 await function(*args())
             else:
                 await threads.run(function, *args())
-        except Exception:
-            job = event.job if isinstance(event, events.JobEvent) else None
-            logger.exception(
-                "Hook %s failed for job %s (%s) in queue %s",
-                getattr(function, "__qualname__", function),
-                "-" if job is None else cut(job.id),
-                type(event).__name__ if job is None else cut(job.name),
-                event.queue,
-            )
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
+            log_failure(function, event, error)
         finally:
             self._active -= 1
             if self._changed is not None:
