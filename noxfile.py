@@ -1,6 +1,6 @@
 """Everything that is checked, each by one session: `nox -l` lists them.
 
-All sessions but `pythons` share the environment that nox itself runs in, which
+All sessions but `pythons` and `django6` share the environment that nox itself runs in, which
 `pip install -e '.[dev]'` makes. CONTRIBUTING.md says what runs when.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2"
-nox.options.sessions = ["lint", "prose", "types", "lua", "tests"]
+nox.options.sessions = ["lint", "prose", "types", "lua", "docs", "tests"]
 nox.options.default_venv_backend = "none"
 
 # Most tests wait for servers and other processes, so run three per core. Files are not split,
@@ -33,7 +33,7 @@ WORKER_SOAK = (
     *("in_a_cluster", "under_sentinel"),
 )
 
-CODE = ("taskbull", "tests", "benchmarks", "examples", "noxfile.py")
+CODE = ("taskbull", "tests", "benchmarks", "docs/conf.py", "examples", "noxfile.py")
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
@@ -85,6 +85,20 @@ def lua(session: nox.Session) -> None:
 
 
 @nox.session
+def lua54(session: nox.Session) -> None:
+    """The tests of the scripts again, in Lua 5.4 with Dragonfly's rules for numbers."""
+    # That server does not check the permissions of scripts.
+    files = ("tests/scripts", "--ignore", "tests/scripts/test_confinement.py")
+    run(session, "pytest", *PARALLEL, *files, *session.posargs, TASKBULL_TEST_LUA54="1")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation into .nox/docs. Every warning is an error."""
+    run(session, "sphinx", "-q", "-E", "-W", "--keep-going", "-b", "dirhtml", "docs", ".nox/docs")
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Run every case once, on one of the servers and event loops: see tests/selection.py."""
     run(session, "pytest", *PARALLEL, *(session.posargs or SUITE))
@@ -113,6 +127,19 @@ def pythons(session: nox.Session) -> None:
     session.log(f"Pythons: {', '.join(found)}; failed: {', '.join(failed) or 'none'}")
     if failed or not found:
         session.error(f"the tests fail with Python {', '.join(failed)}" if found else "no Python")
+
+
+@nox.session
+def django6(session: nox.Session) -> None:
+    """Run the Django tests with Django 6, by the newest Python from 3.12 on that is found."""
+    found = [path for version in PYTHONS[1:] if (path := find_python(version))]
+    if not found:
+        session.error("Django 6 needs Python 3.12 or newer, and none is found")
+    place = Path(".nox", "django6").absolute()
+    own = str(place / "bin" / "python")
+    session.run(found[-1], "-m", "venv", "--clear", str(place), external=True)
+    run_by(session, own, "pip", "install", "-q", "-e", ".[dev]", "django>=6")
+    run_by(session, own, "pytest", *(session.posargs or ("tests/django",)))
 
 
 def find_python(version: str) -> str | None:

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 import redis
 from msgspec import Struct
 
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.scripts import change, cycle, removal
 from taskbull.scripts.call import Steps
 from taskbull.store import address

@@ -20,7 +20,7 @@ from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import Complete
-from taskbull.core.wire.new_job import encode_job
+from taskbull.core.wire.job import encode_job
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import FetchOptions, Packed, cycle, pack_outcome
 from taskbull.store.address import parse

@@ -14,8 +14,7 @@ import anyio
 import redis.asyncio
 from msgspec import Struct
 
-from taskbull.scripts.call import Call
-from taskbull.scripts.loader import Script
+from taskbull.scripts.call import Call, Script
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
 

@@ -30,6 +30,7 @@
 --                               number with printf), lifo, id ("" to use the counter), special
 --                               (false or a map of
 --                                 children: true if it waits for its children
+--                                 group: id of its group
 --                                 dedup: {id, ttl or 0, extend, replace, keep_last}
 --                                 parent: {key, id, queue key, stored JSON})
 --                               The data of each job follows, one argument each
@@ -102,6 +103,7 @@ local number = numbers > 0 and redis.call("INCRBY", counter, numbers) - numbers 
 local queue = queue_state(meta, active, wait, paused)
 
 local added, fifo, lifo, classes, any_delayed = {}, {}, {}, {}, false
+local grouped, known = {}, {}
 local function write()
   local at, format, is_repeated = before_data, string.format, answers[1]
   local digits = { [0] = "0", "1", "2", "3", "4", "5", "6", "7", "8", "9" }
@@ -157,7 +159,57 @@ local function write()
           end
         end
         if code == 0 and special and special.dedup then
-          --- @include "deduplicate"
+          --- @include "delete_job"
+
+          -- deduplicate(prefix, id, dedup, job, active, delayed, events) -> id of the current
+          -- owner, or nil to add this job as the new owner. `dedup` is as in
+          -- `add`; `job` has name, data, opts.
+          local function deduplicate(prefix, id, dedup, job, active, delayed, events)
+            local name, ttl, extend, replace, keep_last = unpack(dedup)
+            local key, next_key = prefix .. "de:" .. name, prefix .. "dn:" .. name
+            local owner = redis.call("GET", key)
+            if owner and redis.call("PTTL", key) == -1
+              and redis.call("EXISTS", prefix .. owner) == 0 then
+              -- The owner is gone, and nothing else would ever release the id.
+              redis.call("DEL", key)
+              owner = false
+            end
+            if not owner then
+              if ttl > 0 and not keep_last then
+                redis.call("SET", key, id, "PX", ttl)
+              else
+                redis.call("SET", key, id)
+              end
+              return nil
+            end
+            if keep_last and redis.call("LPOS", active, owner) then
+              redis.call("DEL", next_key)
+              redis.call("HSET", next_key, "name", job.name, "data", job.data, "opts", job.opts,
+                "jid", id)
+              redis.call("PERSIST", key)
+            elseif replace then
+              if redis.call("ZREM", delayed, owner) == 0 then
+                return owner
+              end
+              delete_job(prefix .. owner)
+              redis.call("XADD", events, "*", "event", "removed", "jobId", owner, "prev", "delayed")
+              if ttl == 0 then
+                redis.call("SET", key, id)
+              elseif extend then
+                redis.call("SET", key, id, "PX", ttl)
+              else
+                redis.call("SET", key, id, "KEEPTTL")
+              end
+              redis.call("XADD", events, "*", "event", "deduplicated", "jobId", id,
+                "deduplicationId", name, "deduplicatedJobId", owner)
+              return nil
+            elseif extend and ttl > 0 then
+              redis.call("SET", key, owner, "PX", ttl)
+            end
+            redis.call("XADD", events, "*", "event", "deduplicated", "jobId", owner,
+              "deduplicationId", name, "deduplicatedJobId", id)
+            return owner
+          end
           local new_job = { name = name, data = args[at], opts = opts }
           local owner = deduplicate(prefix, id, special.dedup, new_job, active, delayed, events)
           if owner then
@@ -190,7 +242,15 @@ local function write()
           redis.call("ZADD", delayed, delayed_score(delayed, due), id)
           redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
         else
-          if priority ~= "0" then
+          if special and special.group then
+            local ids = not is_lifo and known[special.group]
+            if not ids then
+              ids = {}
+              grouped[#grouped + 1] = { group = special.group, is_lifo = is_lifo, ids = ids }
+              known[special.group] = not is_lifo and ids or nil
+            end
+            ids[#ids + 1] = id
+          elseif priority ~= "0" then
             classes[#classes + 1] = tonumber(priority)
             classes[#classes + 1] = id
           elseif is_lifo then
@@ -224,7 +284,14 @@ local function write()
     end
     redis.call("ZADD", prioritized, unpack(classes))
   end
-  if #fifo + #lifo + #classes > 0 then
+  if #grouped > 0 then
+    --- @include "place_in_group"
+    local weight = redis.call("EXISTS", prefix .. "tb:groups") == 0 and 1 or nil
+    for i = 1, #grouped do
+      place_in_group(prefix, grouped[i].group, weight, grouped[i].ids, grouped[i].is_lifo)
+    end
+  end
+  if #fifo + #lifo + #classes + #grouped > 0 then
     wake_worker(marker, queue.blocked)
   end
   if any_delayed then

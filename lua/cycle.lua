@@ -72,7 +72,7 @@ local prefix, now, want, token, lock_life, worker, settings, outcomes = unpack(A
 -- instructions to format a Lua number. A table that grows from empty costs 1,000 more for each
 -- doubling.
 local redis = redis
-local queue = queue_state(meta, active, wait)
+local queue = queue_state(meta, active, wait, nil, true)
 local max_starts, window, data_points, has_begun, hold_for, hold_step, may_try = 0, 0, 0, 0
 want = tonumber(want)
 if settings ~= "" then
@@ -199,7 +199,61 @@ if plain_count > 0 then
     end
     local last, notify_last
     if parents then
-      --- @include "notify_parents"
+      --- @include "refusal"
+
+      -- notify_parents(keys, parents, values) -> last, refused: store results of completed children
+      -- in their parents, one parent at a time. `parents` has each child's parent key or false.
+      -- `last` (or nil) is the set of children that are then their parent's last pending ones:
+      -- notify_parent_completed handles those later. `refused` has the indexes of children whose
+      -- parent could not be updated, in descending order.
+      local function notify_parents(keys, parents, values)
+        local families, known = {}, {}
+        for index = 1, #keys do
+          local parent_key = parents[index]
+          local family = known[parent_key]
+          if parent_key and not family then
+            family = { parent = parent_key, keys = {}, indexes = {} }
+            families[#families + 1], known[parent_key] = family, family
+          end
+          if family then
+            local count = #family.keys + 1
+            family.keys[count], family.indexes[count] = keys[index], index
+          end
+        end
+
+        local last, refused = nil, {}
+        for f = 1, #families do
+          local family = families[f]
+          local dependencies = family.parent .. ":dependencies"
+          local awaited = redis.pcall("SMISMEMBER", dependencies, unpack(family.keys))
+          local pending = redis.pcall("SCARD", dependencies)
+          local problem, notified, results = awaited.err or refusal(pending), {}, {}
+          for i = 1, problem and 0 or #awaited do
+            if awaited[i] == 1 then
+              local key = family.keys[i]
+              notified[#notified + 1] = key
+              results[#results + 1], results[#results + 2] = key, values[family.indexes[i]]
+            end
+          end
+          if not problem and #notified == pending and pending > 0 then
+            last = last or {}
+            last[notified[pending]] = true
+            notified[pending], results[2 * pending - 1], results[2 * pending] = nil, nil, nil
+          end
+          if not problem and #notified > 0 then
+            -- A child stays pending until its result is stored.
+            problem = refusal(redis.pcall("HSET", family.parent .. ":processed", unpack(results)))
+              or refusal(redis.pcall("SREM", dependencies, unpack(notified)))
+          end
+          for i = 1, problem and #family.indexes or 0 do
+            refused[#refused + 1] = family.indexes[i]
+          end
+        end
+        if #refused > 1 then
+          table.sort(refused, function(a, b) return a > b end)
+        end
+        return last, refused
+      end
       local values, refused = { nil, nil, nil, nil }, nil
       for i = 1, #ids do
         values[i] = plain[3 * (numbers and numbers[i] or i) + VALUE]
@@ -276,7 +330,7 @@ if plain_count > 0 then
   end
 end
 
-local plain_ended = completions
+local plain_ended, other_ended = completions, nil
 if others then
   --- @include "queue_keys"
   --- @include "settle_outcomes"
@@ -297,11 +351,27 @@ if others then
   full, any_delayed = settled.full, settled.any_delayed
   reasons = #settled.reasons > 0 and settled.reasons or 0
   starts_blocked, unfinished = settled.starts_blocked, settled.unfinished
+  other_ended = settled.ended
 end
 -- Delete locks last: a duplicate outcome in this call must find its job locked.
 if plain_ended > 0 then
   redis.pcall("DEL", unpack(locks, 1, plain_ended)) -- if refused, they expire
   redis.pcall("SREM", stalled, unpack(ids, 1, plain_ended))
+end
+
+local groups
+if queue.has_groups then
+  --- @include "group_functions"
+  --- @include "wake_worker"
+  groups = group_functions(prefix, tonumber(now))
+  local is_freed, any_room = pcall(groups.free, ids or {}, plain_ended)
+  if other_ended then
+    local is_also_freed, any_more_room = pcall(groups.free, other_ended, #other_ended)
+    any_room = is_freed and any_room or is_also_freed and any_more_room
+  end
+  if any_room == true then
+    wake_worker(marker, queue.blocked)
+  end
 end
 
 if data_points > 0 then
@@ -360,7 +430,7 @@ if want > 0 and plain_count + other_count == 0 then
 end
 if want > 0 and full == 0 then
   local due_score = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")[2]
-  if due_score and tonumber(due_score) < (now + 1) * 4096 then
+  if due_score and finite(due_score) < (now + 1) * 4096 then
     --- @include "queue_keys"
     --- @include "promote_due"
     promote_due(prefix, queue_keys(prefix), queue, tonumber(now), MOST_PROMOTED)
@@ -392,7 +462,11 @@ if want > 0 and full == 0 then
 
   -- Waiting ids: the list from its tail, then by priority.
   local listed, ranked, listed_count, count = nil, nil, 0, 0
-  if most > 0 then
+  local any_unplaced = false
+  if most > 0 and groups then
+    listed, ranked, any_unplaced = {}, groups.choose(wait, most)
+    count = #ranked
+  elseif most > 0 then
     listed = redis.call("LRANGE", wait, most == 1 and "-1" or string.format("%d", -most), "-1")
     if string.sub(listed[most] or "", 1, 2) == "0:" then -- marker of an old version
       listed = redis.call("LRANGE", wait, -most - 1, "-1")
@@ -411,6 +485,7 @@ if want > 0 and full == 0 then
   local ids, fields_of, seen, read_unusual = { nil, nil, nil, nil }, nil, count > 1 and {}, nil
   local bytes, size, taken_from_list = 0, HEAD, 0
   local suspects, suspects_listed = nil, 0
+  local known_opts
   for index = 1, count do
     local is_listed = index <= listed_count
     local id = is_listed and listed[listed_count + 1 - index] or ranked[index - listed_count]
@@ -431,7 +506,54 @@ if want > 0 and full == 0 then
     local is_dropped = false
     if not is_new then
       if not read_unusual then
-        --- @include "read_unusual_job"
+        --- @include "is_reserved_id"
+        --- @include "read_job"
+        --- @include "ignore_wrongtype"
+
+        -- read_unusual_job(prefix, id, now) -> the fields of a waiting job that has other fields
+        -- than a new one, or false if it cannot run. A job whose id is not UTF-8 fails here,
+        -- because its id cannot be sent to a worker.
+        local function read_unusual_job(prefix, id, now)
+          local key = prefix .. id
+          local fields = not is_reserved_id(id) and ignore_wrongtype(read_job(key))
+          if not fields or fields[4] and not string.find(id, "[\128-\255]") then
+            return fields
+          end
+          local names = " wait paused active prioritized pc delayed completed failed "
+            .. "waiting-children stalled stalled-check limiter marker events id repeat "
+          if not fields[4]
+            and (string.find(id, "^repeat:") or string.find(names, " " .. id .. " ", 1, true)) then
+            return false -- a scheduler, or another key that the queue has or may have
+          end
+
+          local tail, position = "[\128-\191]", 1
+          local forms = {
+            "^[%z\1-\127]+",
+            "^[\194-\223]" .. tail,
+            "^\224[\160-\191]" .. tail,
+            "^[\225-\236\238\239]" .. tail .. tail,
+            "^\237[\128-\159]" .. tail,
+            "^\240[\144-\191]" .. tail .. tail,
+            "^[\241-\243]" .. tail .. tail .. tail,
+            "^\244[\128-\143]" .. tail .. tail,
+          }
+          while position <= #id do
+            local last
+            for i = 1, #forms do
+              last = last or select(2, string.find(id, forms[i], position))
+            end
+            if not last then
+              local reason = "its id is not UTF-8"
+              redis.call("HSET", key, "failedReason", reason, "finishedOn", now)
+              redis.call("ZADD", prefix .. "failed", now, id)
+              redis.call("XADD", prefix .. "events", "*", "event", "failed", "jobId", id,
+                "failedReason", reason, "prev", "waiting")
+              return false
+            end
+            position = last + 1
+          end
+          return fields
+        end
         read_unusual = read_unusual_job
       end
       local is_marker = string.find(id, "^0:")
@@ -448,6 +570,16 @@ if want > 0 and full == 0 then
     end
     if seen then
       seen[id] = true
+    end
+    -- A group: this job and the following ones are left to the next call, which gives groups their
+    -- turns. Most jobs have the same options, and equal strings are one object in Lua.
+    if fields and fields[OPTS] ~= known_opts and not groups then
+      known_opts = fields[OPTS]
+      if string.find(known_opts or "", "group\"", 1, true) then
+        redis.call("HSET", meta, "tb:groups", "1")
+        count, any_unplaced = index - 1, true
+        break
+      end
     end
     if fields then
       bytes = bytes + #(fields[DATA] or "") + #(fields[OPTS] or "") + #(fields[STACKTRACE] or "")
@@ -520,7 +652,9 @@ if want > 0 and full == 0 then
         { unpack(suspects or {}, suspects_listed + 1) }, unpack(leaving))
     end
   end
-  if ranked and count < most and count == #listed + #ranked then
+  if groups and ranked then
+    groups.commit(ranked, count, ids)
+  elseif ranked and count < most and count == #listed + #ranked then
     redis.pcall("DEL", prefix .. "pc")
   end
 
@@ -559,10 +693,14 @@ if want > 0 and full == 0 then
       redis.pcall("PEXPIRE", limiter, window)
     end
   end
-  if count > 0 then
+  if count > 0 or any_unplaced then
     redis.call("ZADD", marker, "0", "0")
   elseif due_score then
     next_due = math.floor((finite(due_score) or 0) / 4096)
+  end
+  local next_check = groups and count == 0 and groups.next_check()
+  if next_check and (next_due == 0 or next_check < next_due) then
+    next_due = math.floor(next_check)
   end
 end
 

@@ -9,9 +9,11 @@
 --   meta          hash     queue settings
 --   events        stream   queue events
 --   marker        zset     wakes workers
+--   note          string   who paused the queue, when and why
 -- ARGV
 --   action                 "pause", "move" to continue moving jobs of a paused queue, or "resume"
 --   size                   maximum number of jobs to move
+--   about                  for "pause": the note to store, or ""
 -- RETURNS
 --   1 if more jobs must be moved, else 0. A queue stays paused until "resume" returns 0
 -- EFFECTS
@@ -19,8 +21,8 @@
 --   already there, unless the queue belongs to BullMQ 6. On resume, the jobs in `paused` go to the
 --   tail of `wait`, and nothing is overwritten
 
-local wait, paused, prioritized, delayed, active, meta, events, marker = unpack(KEYS)
-local action, size = unpack(ARGV)
+local wait, paused, prioritized, delayed, active, meta, events, marker, note = unpack(KEYS)
+local action, size, about = unpack(ARGV)
 
 --- @include "queue_state"
 --- @include "wake_worker"
@@ -76,6 +78,9 @@ if action == "resume" then
 end
 if action == "pause" then
   redis.call("DEL", marker) -- first: a full Redis refuses a script's first addition
+  if about ~= "" then
+    redis.call("SET", note, about)
+  end
   redis.call("HSET", meta, "paused", 1)
   redis.call("XADD", events, "*", "event", "paused")
 end

@@ -15,6 +15,7 @@
 --   job_id
 --   state                       completed or failed
 --   reset_fields                msgpack array: fields to reset, such as the attempt count
+--   reset_steps                 "1" to delete the results of its steps, or "0"
 -- RETURNS
 --   0, or -1 if there is no such job, -3 if it has not finished in that state
 -- EFFECTS
@@ -23,7 +24,7 @@
 
 local job, finished, wait, paused, active, prioritized, priority_counter, meta, events, marker =
   unpack(KEYS)
-local job_id, state, reset_fields = unpack(ARGV)
+local job_id, state, reset_fields, reset_steps = unpack(ARGV)
 
 --- @include "is_hash"
 --- @include "finite"
@@ -48,6 +49,9 @@ local lifo = is_json and type(opts) == "table" and opts.lifo == true
 local outcome = state == "failed" and "failedReason" or "returnvalue"
 redis.call("HDEL", job, "finishedOn", "processedOn", outcome, unpack(cmsgpack.unpack(reset_fields)))
 clear_cancellation(job, fields[2], fields[4])
+if reset_steps == "1" then
+  redis.call("DEL", job .. ":tb:steps")
+end
 local queue = queue_state(meta, active, wait, paused)
 push_job(queue, job_id, priority, lifo, prioritized, priority_counter, marker)
 redis.call("ZREM", finished, job_id)

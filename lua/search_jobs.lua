@@ -56,8 +56,8 @@ end
 
 local too_large, hits, looked_at, done = 0, {}, 0, #ids < most
 for i = 1, #ids do
-  local here = tonumber(scores[i] or "0")
-  if scores[i] and ((newest_first and here < edge) or (not newest_first and here > edge)) then
+  local here = tonumber(scores[i])
+  if here and ((newest_first and here < edge) or (not newest_first and here > edge)) then
     done = true
     break
   end

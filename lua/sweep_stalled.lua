@@ -24,6 +24,7 @@
 --   put_back                 ids of the jobs moved back to waiting
 --   to_fail                  those that the next worker must fail
 --   leftovers                at the end, 0 if no flow is half added and no cancel is half done
+--   groups                   at the end, 0 if no job is in a group
 -- EFFECTS
 --   a job without a lock that an earlier sweep marked goes to the front of the queue. Any other
 --   active job is marked. Ids without a hash are dropped. Two workers may sweep concurrently, and
@@ -161,7 +162,9 @@ end
 if position + size >= length then
   redis.call("UNLINK", suspects)
   local leftovers = redis.call("EXISTS", prefix .. "tb:flows", prefix .. "tb:cancelling")
-  return { -1, put_back, to_fail, leftovers }
+  local groups = redis.call("EXISTS", prefix .. "tb:turns", prefix .. "tb:held",
+    prefix .. "tb:running") + redis.call("HEXISTS", meta, "tb:groups")
+  return { -1, put_back, to_fail, leftovers, groups }
 end
 -- Overlap the chunks: jobs that finish in between move the others towards the tail.
 return { math.max(0, position + #alive - math.floor(size / 8)), put_back, to_fail }

@@ -17,11 +17,13 @@ from taskbull.app.producer import JobSpec
 from taskbull.app.signature import from_lifespan
 from taskbull.app.task import Task, chain, from_child, from_children
 from taskbull.core.backoff import Backoff
-from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.cancelling import Cancelled
 from taskbull.core.celery import MODULE, celery_hint
-from taskbull.core.options import Dedup, Keep, Limiter, WorkerOptions
-from taskbull.core.states import JobState
+from taskbull.core.groups import GroupInfo, Groups, Limiter
+from taskbull.core.keys import JobState
+from taskbull.core.options import Dedup, Keep, WorkerOptions
+from taskbull.core.outcome import Cancelled
+from taskbull.core.retry import CircuitBreaker
+from taskbull.core.steps import JobStep
 from taskbull.errors import (
     CancelRequested,
     ConfigurationError,
@@ -42,9 +44,12 @@ from taskbull.errors import (
     SerializationError,
     ServerRefused,
     ServerUnavailable,
+    SignalTimeout,
     Snooze,
+    StepMismatch,
     TaskbullError,
     TaskNotRegistered,
+    Terminated,
     TransientError,
     UnrecoverableError,
     WaitForChildren,
@@ -54,6 +59,7 @@ from taskbull.queue.handle import JobHandle
 
 if TYPE_CHECKING:
     from taskbull import events
+    from taskbull.app.step import step
     from taskbull.core.schedule import Cron, Every, Schedule
     from taskbull.dashboard.asgi import Dashboard
     from taskbull.monitor.server import Server, SyncServer
@@ -74,6 +80,8 @@ __all__ = [
     "Dedup",
     "EnqueueError",
     "Every",
+    "GroupInfo",
+    "Groups",
     "InvalidArguments",
     "InvalidReply",
     "JobCancelled",
@@ -83,6 +91,7 @@ __all__ = [
     "JobNotFound",
     "JobSpec",
     "JobState",
+    "JobStep",
     "Keep",
     "Limiter",
     "LockLost",
@@ -98,13 +107,16 @@ __all__ = [
     "Server",
     "ServerRefused",
     "ServerUnavailable",
+    "SignalTimeout",
     "Snooze",
+    "StepMismatch",
     "SyncQueue",
     "SyncServer",
     "Task",
     "TaskGroup",
     "TaskNotRegistered",
     "TaskbullError",
+    "Terminated",
     "TransientError",
     "UnrecoverableError",
     "WaitForChildren",
@@ -120,6 +132,7 @@ __all__ = [
     "from_children",
     "from_lifespan",
     "load_app",
+    "step",
 ]
 
 __version__ = "0.1.0"
@@ -137,12 +150,13 @@ _LATER = {
     "Worker": "taskbull.worker.worker",
     "current_batch": "taskbull.worker.running_job",
     "current_job": "taskbull.worker.running_job",
+    "step": "taskbull.app.step",
 }
 """Modules of the names that are imported lazily."""
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 if not TYPE_CHECKING:  # Type checkers would otherwise accept any attribute name.

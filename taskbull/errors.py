@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 
 class TaskbullError(Exception):
@@ -129,6 +129,17 @@ class ScheduleNotFound(TaskbullError):
         self.schedule_id = schedule_id
 
 
+class WorkerNotFound(TaskbullError):
+    """No taskbull worker with this id is running, or it publishes no record."""
+
+    def __init__(self, worker_id: str) -> None:
+        super().__init__(
+            f"No taskbull worker '{worker_id}' is running: `taskbull workers` lists the ids. A "
+            "worker with records=False, or in Node, cannot be made quiet"
+        )
+        self.worker_id = worker_id
+
+
 class LockLost(TaskbullError):
     """This worker no longer holds the job's lock. Another worker may be running the job."""
 
@@ -179,6 +190,9 @@ class InvalidArguments(TaskbullError, TypeError, ValueError):
     """The arguments of a call, or a job's data, do not match the task's signature or types."""
 
 
+_TRACEBACK: Final = "Traceback (most recent call last):"
+
+
 class JobFailed(TaskbullError):
     """The job has failed permanently, so it has no result.
 
@@ -189,6 +203,22 @@ class JobFailed(TaskbullError):
         stacktrace: Tracebacks of the attempts, oldest first.
         attempts: Number of attempts, or 0 if the job was removed when it failed.
     """
+
+    @property
+    def error_type(self) -> str | None:
+        """Class of the last error, such as `shop.cart.CartError`, or None if it is unknown.
+
+        It is read from the last stack trace, which Python and Node write. A job that did not raise,
+        for example because it expired, has none.
+        """
+        lines = self.stacktrace[-1].splitlines() if self.stacktrace else []
+        starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
+        if starts:
+            lines = [line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")]
+        elif not any(line.startswith("    at ") for line in lines):
+            return None
+        name = lines[0].partition(":")[0] if lines else ""
+        return name if name and not any(each.isspace() for each in name) else None
 
     def __init__(
         self,
@@ -362,6 +392,32 @@ class WaitForChildren(JobControl):
 
     def __init__(self) -> None:
         super().__init__("the task waits for its children")
+
+
+class StepMismatch(PermanentError, TaskbullError):
+    """A job that ran again called different steps, so its stored results do not fit.
+
+    The job fails permanently. `retry(id, reset_steps=True)` lets it start from the beginning.
+
+    Attributes:
+        stored: The step that an earlier run called, in words.
+        called: The step that this run called instead, in words.
+    """
+
+    def __init__(self, stored: str, called: str) -> None:
+        super().__init__(
+            f"An earlier run of this job called {stored}, and this run called {called} instead. "
+            "Retry the job with reset_steps=True to start from the beginning"
+        )
+        self.stored = stored
+        self.called = called
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepMismatch, (self.stored, self.called)
+
+
+class SignalTimeout(TaskbullError, TimeoutError):
+    """No signal arrived before the timeout of `await_signal` or `wait_signal`."""
 
 
 class CancelRequested(JobControl, TaskbullError):

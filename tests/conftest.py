@@ -41,7 +41,7 @@ settings.register_profile("many", deadline=None, max_examples=500, suppress_heal
 settings.load_profile("many" if FULL else "few")
 
 _find_library = sniffio.current_async_library
-_calls_outside_tasks: list[str] = []
+calls_outside_tasks: list[str] = []
 
 
 def _library_of_the_task() -> str:
@@ -54,7 +54,7 @@ def _library_of_the_task() -> str:
         if asyncio.current_task() is not None:
             return "asyncio"
         if (caller := _caller()) is not None:
-            _calls_outside_tasks.append(caller)
+            calls_outside_tasks.append(caller)
             raise sniffio.AsyncLibraryNotFoundError("no task is current")
     return _find_library()
 
@@ -75,9 +75,9 @@ sniffio.current_async_library = _library_of_the_task
 @pytest.fixture(autouse=True)
 def no_anyio_outside_tasks() -> Iterator[None]:
     """Fail a test in which taskbull calls anyio in a callback of the event loop."""  # S1, K1
-    _calls_outside_tasks.clear()
+    calls_outside_tasks.clear()
     yield
-    assert not _calls_outside_tasks
+    assert not calls_outside_tasks
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -152,7 +152,7 @@ LONG = (
     "worker/test_stopping.py",
     "worker/test_settling.py",
     "worker/test_blocked_loop.py",
-    "speed/test_pieces.py",
+    "speed/test_chunks.py",
     "examples/test_with_node.py",
     "worker/test_under_sentinel.py",
     "worker/test_denied_commands.py",

@@ -32,7 +32,7 @@ LEFT_OUT = [
     "taskbull.scripts.removal",
     "taskbull.store.async_store",
     "taskbull.store.embedded",
-    "taskbull.store.asyncio_link",
+    "taskbull.store.backend",
     "taskbull.worker",
     "tempfile",
     "tenacity",

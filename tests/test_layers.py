@@ -7,16 +7,18 @@ to go.
 from __future__ import annotations
 
 import ast
+import asyncio
 import functools
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
 import taskbull
+from tests.conftest import calls_outside_tasks
 
 C = TypeVar("C", list[str], set[str])
 PACKAGE = Path(__file__).parent.parent / "taskbull"
@@ -61,7 +63,10 @@ LAYERS: dict[str, Layer] = {
         "errors events core scripts store observability queue monitor worker app",
         "anyio msgspec pytest",
     ),
-    "django": _layer("worker", "django"),
+    "django": _layer(
+        "errors core worker app testing cli django", "anyio asgiref click django django_tasks"
+    ),
+    "integrations": _layer("errors core worker app", "sentry_sdk"),
     "dashboard": _layer("errors core observability queue monitor app", "anyio msgspec uvicorn"),
     # What talks to Redis is below: the command line prints what the library gives it.
     "cli": _layer(
@@ -71,20 +76,24 @@ LAYERS: dict[str, Layer] = {
 }
 
 EXTRA: dict[str, tuple[set[str], str]] = {
-    "core/middleware.py": ({"contextvars"}, "the job of the running code is a context variable"),
-    "core/failure.py": ({"os", "pathlib"}, "frames are known by the paths of their files"),
-    "core/outcome.py": ({"logging"}, "the row of an outcome has the level of its log line"),
+    "core/job.py": ({"contextvars"}, "the job of the running code is a context variable"),
+    "core/outcome.py": (
+        {"logging", "os", "pathlib"},
+        "frames are known by their paths; the row of an outcome has the level of its log line",
+    ),
     "core/fingerprint.py": ({"hashlib"}, "like errors are known by a digest"),
     "core/wire/schedule.py": ({"hashlib"}, "BullMQ 3 and 4 name runs by a digest"),
+    "core/wire/options.py": ({"copy"}, "options that differ in their group share the rest"),
     "core/keys.py": ({"base64"}, "a worker's connection has the queue's name in base64"),
 }
 """Modules of a pure layer that may import more of the standard library, and why."""
 
 LATE: dict[str, str] = {
+    "taskbull.app.app": "pytest loads the plugin wherever taskbull is installed",
     "taskbull.app.embedded": "few programs have an embedded server",
     "taskbull.app.dispatch": "who only enqueues needs no worker",
-    "taskbull.app.pool.plan": "who only enqueues needs no worker",
-    "taskbull.app.run": "only a program that is a worker needs it",
+    "taskbull.app.run": "who only enqueues needs no worker",
+    "taskbull.worker.running_job": "steps outside a job need no worker",
     "taskbull.core.declared_schedule": "who has no schedule needs no cron and no time zones",
     "taskbull.core.schedule": "who has no schedule needs no cron and no time zones",
     "taskbull.dashboard.access": "other commands do not wait for it",
@@ -94,13 +103,16 @@ LATE: dict[str, str] = {
     "taskbull.cli.tables": "rich is slow to import",
     "taskbull.cli.top": "rich is slow to import",
     "taskbull.cli.worker_process": "other commands do not wait for it",
-    "taskbull.observability.exporters": "prometheus_client is optional",
-    "taskbull.observability.http_server": "prometheus_client is optional",
+    "taskbull.observability.exporters": "other commands do not wait for it",
+    "taskbull.observability.http_server": "few workers serve metrics",
     "taskbull.observability.tracing": "OpenTelemetry is slow to import",
+    "taskbull.django.apps": "Django imports the package before its apps are ready",
+    "taskbull.django.backend": "django-tasks is optional",
     "taskbull.queue.event_loops": "who has no event loop needs no asyncio",
     "taskbull.queue.queue": "who only enqueues by tasks does not need it",
     "taskbull.monitor.server": "who only enqueues by tasks does not need it",
     "taskbull.testing.recording": "few programs run jobs inline",
+    "taskbull.testing.servers": "pytest loads the plugin wherever taskbull is installed",
     "taskbull.store.embedded": "few programs have an embedded server",
     "taskbull.store.trio_link": "trio is optional",
     "taskbull.worker.worker": "who only enqueues needs no worker",
@@ -112,8 +124,16 @@ WIRE_NAMES |= {"idof", "rdof", "kl", "omc", "tm", "tbpd", "tbun", "tbch", "tbsp"
 WIRE_NAMES |= {"tbfl", "tbdr", "tbho"}
 """BullMQ's short names. Its camelCase names are found by their form."""
 
+JSON_SCHEMA = {
+    *("additionalProperties", "allOf", "anyOf", "contentEncoding", "exclusiveMinimum"),
+    *("maxItems", "multipleOf", "oneOf", "prefixItems", "propertyNames"),
+}
+"""Keywords of JSON Schema, which look like names of BullMQ."""
+
 NOT_OF_THE_WIRE = {
-    "dashboard/components.py": {"kB"},  # a thousand bytes
+    "app/contract.py": JSON_SCHEMA | {"exclusiveMaximum", "minItems"},
+    "app/contract_changes.py": JSON_SCHEMA | {"exclusiveMax", "uniqueItems"},
+    "dashboard/layout.py": {"kB"},  # a thousand bytes
     "observability/logs.py": {"taskName"},  # of a record of `logging`
     "observability/tracing.py": {"addBulk", "addFlow"},  # what BullMQ calls the operations
     "store/embedded.py": {"iII"},  # a format of `struct`
@@ -356,3 +376,18 @@ def test_a_command_of_redis_is_found() -> None:
     source = 'from taskbull.scripts.call import Command\nCommand(("HGET", key, "name"), key, text)'
     assert commands(source) == ["HGET"]
     assert commands('from taskbull.scripts.call import Call\nlevels = ("INFO", "DEBUG")') == []
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_anyio_in_a_callback_is_found() -> None:  # S1, K1
+    names: dict[str, Any] = {"__name__": "taskbull.worker.example"}
+    exec("import anyio\ndef ask():\n    anyio.current_time()", names)
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda *_: asked.set())
+    loop.call_soon(names["ask"])
+    await asked.wait()
+    loop.set_exception_handler(None)
+    [found] = calls_outside_tasks
+    assert "in ask" in found
+    calls_outside_tasks.clear()

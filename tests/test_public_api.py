@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from importlib.metadata import version
+from pathlib import Path
 
 import taskbull
 
@@ -20,6 +21,8 @@ EXPORTED = [
     "Dedup",
     "EnqueueError",
     "Every",
+    "GroupInfo",
+    "Groups",
     "InvalidArguments",
     "InvalidReply",
     "JobCancelled",
@@ -29,6 +32,7 @@ EXPORTED = [
     "JobHandle",
     "JobNotFound",
     "JobState",
+    "JobStep",
     "Keep",
     "Limiter",
     "LockLost",
@@ -44,13 +48,16 @@ EXPORTED = [
     "Server",
     "ServerRefused",
     "ServerUnavailable",
+    "SignalTimeout",
     "Snooze",
+    "StepMismatch",
     "SyncQueue",
     "SyncServer",
     "Task",
     "TaskGroup",
     "TaskNotRegistered",
     "TaskbullError",
+    "Terminated",
     "TransientError",
     "UnrecoverableError",
     "WaitForChildren",
@@ -66,11 +73,17 @@ EXPORTED = [
     "from_children",
     "from_lifespan",
     "load_app",
+    "step",
 ]
 
 
 def test_the_exported_names_are_these() -> None:
     assert sorted(taskbull.__all__) == sorted(EXPORTED)
+
+
+def test_an_editor_offers_the_exported_names_only() -> None:  # V19
+    public = [name for name in dir(taskbull) if not name.startswith("_")]
+    assert public == sorted(set(EXPORTED) - {"__version__"})
 
 
 def test_everything_exported_is_there_and_documented() -> None:
@@ -81,3 +94,11 @@ def test_everything_exported_is_there_and_documented() -> None:
 
 def test_the_version_is_that_of_the_package() -> None:
     assert taskbull.__version__ == version("taskbull")
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (Path(__file__).parent.parent / "docs/reference/api.md").read_text()
+    same = {"SyncQueue", "SyncServer"}  # Named in a sentence.
+    errors = {name for name in taskbull.__all__ if hasattr(taskbull.errors, name)}
+    left = set(taskbull.__all__) - errors - same - {"__version__", "errors", "events"}
+    assert [name for name in sorted(left) if f":: taskbull.{name}\n" not in text] == []

@@ -17,6 +17,7 @@ from benchmarks.parts import (
     payloads,
     processes,
     processes_cpu,
+    starvation,
     threads,
     viewers,
 )
@@ -41,5 +42,6 @@ PARTS: dict[str, Part] = {
         cluster,
         dashboard,
         viewers,
+        starvation,
     )
 }

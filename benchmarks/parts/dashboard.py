@@ -19,8 +19,7 @@ from benchmarks.parts.part import Part
 from benchmarks.rounds import Case, Metric, Values
 from benchmarks.stage import Bench
 from benchmarks.table import percentile
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.scripts import browse
 from taskbull.scripts.call import Call
 

@@ -37,7 +37,12 @@ export default ({ FlowProducer, Queue, QueueEvents, Worker }, given, body) => {
   }
 
   const worker = (concurrency) => {
-    const made = new Worker(name, async (job) => body(job.data.i), {
+    const rest = () => new Promise((resolve) => setTimeout(resolve, 20));
+    const run = async (job) => {
+      if (given.task === "rest") await rest();
+      return body(job.data.i);
+    };
+    const made = new Worker(name, run, {
       connection: { ...connection, maxRetriesPerRequest: null },
       concurrency,
     });

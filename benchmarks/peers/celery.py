@@ -44,7 +44,7 @@ class Producer:
 
 
 def worker(at_once: int) -> list[str]:
-    if GIVEN.task == "nap":
+    if GIVEN.task in ("nap", "rest"):
         pool = ["-P", "threads", "-c", str(at_once)]
     elif at_once == 1:
         pool = ["-P", "solo"]

@@ -76,13 +76,13 @@ const ways = {
     }
     return { count: done };
   },
-  async paced(producer, { count, gap, ...more }) {
+  async paced(producer, { count, gap, first = 0, ...more }) {
     for (let i = 0; i < 20; i++) await producer.add(data(-1));
     await sleep(0.3);
     const added = [];
     for (let i = 0; i < count; i++) {
       const began = now();
-      await producer.add(data(i), more);
+      await producer.add(data(first + i), more);
       added.push(Number(began));
       await sleep(Math.max(0, gap - Number(now() - began) / 1e9));
     }

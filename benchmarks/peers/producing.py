@@ -92,7 +92,7 @@ class Producing:
             done = last + 1
         return {"count": done}
 
-    async def paced(self, count: int, gap: float, **more: Any) -> dict[str, Any]:
+    async def paced(self, count: int, gap: float, first: int = 0, **more: Any) -> dict[str, Any]:
         """Add a job every `gap` seconds, after some that warm up; give the instant before each."""
         for _ in range(20):
             await self._producer.add(data(-1))
@@ -100,7 +100,7 @@ class Producing:
         added = []
         for index in range(count):
             began = now()
-            await self._producer.add(data(index), **more)
+            await self._producer.add(data(first + index), **more)
             added.append(began)
             await self._sleep(max(0.0, gap - (now() - began) / 1e9))
         return {"count": count, "added": added}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 from streaq import Worker
 
-from .assignment import GIVEN, nap, perform
+from .assignment import GIVEN, REST, nap, perform
 
 LOOP = "uvloop"
 queue = Worker(
@@ -29,7 +30,13 @@ def plain(data: dict[str, Any]) -> dict[str, bool]:
     return nap(data["i"])
 
 
-task = plain if GIVEN.task == "nap" else quick
+@queue.task(name="rest")
+async def rest(data: dict[str, Any]) -> dict[str, bool]:
+    await asyncio.sleep(REST)
+    return perform(data["i"])
+
+
+task = {"nap": plain, "rest": rest}.get(GIVEN.task, quick)
 
 
 class Producer:

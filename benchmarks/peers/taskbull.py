@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from anyio import sleep
 from msgspec import Struct
 
 from taskbull import App, JobHandle, Keep
 
-from .assignment import CORES, GIVEN, compute, infer, nap, perform
+from .assignment import CORES, GIVEN, REST, compute, infer, nap, perform
 
 LOOP = GIVEN.variant
 app = App(
@@ -31,6 +32,12 @@ def plain(i: int, pad: str) -> dict[str, bool]:
     return nap(i)
 
 
+@app.task(name="rest")
+async def rest(i: int, pad: str) -> dict[str, bool]:
+    await sleep(REST)
+    return perform(i)
+
+
 class Item(Struct):
     i: int
     pad: str
@@ -41,7 +48,7 @@ def model(i: int, pad: str) -> dict[str, bool]:
     return infer([i])[0]
 
 
-TASKS: dict[str, Any] = {"nap": plain, "model": model}
+TASKS: dict[str, Any] = {"nap": plain, "rest": rest, "model": model}
 task = TASKS.get(GIVEN.task, quick)
 
 # What an older checkout may not know is asked of it only where it is measured.

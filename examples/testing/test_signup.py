@@ -6,7 +6,7 @@
 The code is in signup.py; conftest.py imports taskbull's fixture.
 """
 
-# ruff: noqa: S101, S603
+# ruff: noqa: S603
 
 from __future__ import annotations
 

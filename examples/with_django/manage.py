@@ -1,14 +1,14 @@
 """A Django site whose view adds jobs. No server has to be installed:
 
-    pip install 'taskbull[embedded]' django
+    pip install 'taskbull[django,embedded]'
     python manage.py migrate --run-syncdb
     python manage.py runserver         # in one terminal, in this folder
-    taskbull worker                    # in another: pyproject.toml names the app
+    python manage.py taskbull worker   # in another
 
     curl -d book='War and Peace' 127.0.0.1:8000/orders
     curl 127.0.0.1:8000/orders/1
 
-What matters is in bookshop/jobs.py, bookshop/worker.py, orders/tasks.py and orders/views.py.
+See bookshop/jobs.py, the end of bookshop/settings.py, orders/tasks.py and orders/views.py.
 """
 
 from __future__ import annotations

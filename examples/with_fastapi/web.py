@@ -1,16 +1,18 @@
-"""A FastAPI service that adds jobs, tells how they are, and shows their progress live.
+"""A FastAPI service that adds and runs jobs, and shows their progress live.
 
     pip install 'taskbull[embedded]' fastapi uvicorn
-    uvicorn web:api                    # in one terminal, in this folder; see below for production
-    taskbull worker reports:app        # in another
+    uvicorn web:api                    # in this folder; see below for production
 
 Then open http://127.0.0.1:8000/ (the dashboard is at http://127.0.0.1:8000/jobs/), or:
 
     curl -X POST 127.0.0.1:8000/reports -H 'content-type: application/json' -d '{"customer": "Ann"}'
     curl 127.0.0.1:8000/reports/1
 
+The worker runs in the web server's event loop. To run it as a process, for CPU-bound tasks or to
+scale it, set `RUN_WORKER=no` and start `taskbull worker reports:app`.
+
 In production, add `--timeout-graceful-shutdown 20`: uvicorn otherwise waits for slow clients
-without a limit before it stops.
+without a limit before it stops. `test_web.py` shows how to test such a service.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,11 +29,22 @@ from fastapi import FastAPI, Header, HTTPException
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 from reports import app, build_report
-from settings import STREAM_SECONDS
+from settings import RUN_WORKER, STREAM_SECONDS
 
 from taskbull import Dashboard, EnqueueError, JobNotFound
 
-api = FastAPI()
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    """Run a worker while the web server runs, unless a process of its own does."""
+    if not RUN_WORKER:
+        yield
+        return
+    async with app.lifespan_worker(concurrency=10):
+        yield
+
+
+api = FastAPI(lifespan=lifespan)
 # Only for browsers on this machine, until `access=` says who else may look.
 api.mount("/jobs", Dashboard(app))
 PAGE = (Path(__file__).parent / "page.html").read_text()
@@ -59,11 +72,12 @@ async def show_report(job_id: str) -> dict[str, Any]:
     """Return what is known about a job."""
     job = app.job(build_report.queue, job_id)
     try:
+        state = await job.astate()  # first, so that a completed job has its result
         info = await job.ainfo()
     except JobNotFound as error:
         raise HTTPException(404, "there is no such report") from error
     return {
-        "state": await job.astate(),
+        "state": state,
         "progress": info.progress,
         "result": info.returnvalue,
         "error": info.failed_reason,

@@ -3,6 +3,7 @@
 --- @include "is_hash"
 --- @include "is_reserved_id"
 --- @include "delete_job"
+--- @include "end_stream"
 --- @include "event_limit"
 --- @include "failed_bounds"
 --- @include "is_denied"
@@ -43,7 +44,8 @@ local function fail_waiting_job(base, id, state, reason, now, parents)
   local LIFE, MOST_TRIMMED = 86400000, 100
   local key, keys, none = base .. id, queue_keys(base), base .. "tb:none"
   local functions = parent_functions()
-  local opts, parent_key, dedup_name = unpack(redis.call("HMGET", key, "opts", "parentKey", "deid"))
+  local opts, parent_key, dedup_name, stream =
+    unpack(redis.call("HMGET", key, "opts", "parentKey", "deid", "tbst"))
   local keep, queue = failed_bounds(opts), queue_state(keys.meta, keys.active, keys.wait)
 
   -- Raise, before anything is written, if a command below would be refused.
@@ -89,8 +91,9 @@ local function fail_waiting_job(base, id, state, reason, now, parents)
   else
     redis.call("ZREM", base .. state, id)
   end
+  end_stream(key, stream, "failed", reason)
   if not is_kept then
-    delete_job(key)
+    delete_job(key, true)
     return
   end
   redis.call("HDEL", key, "defa")

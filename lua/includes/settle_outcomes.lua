@@ -1,5 +1,6 @@
 --- @include "delayed_score"
 --- @include "delete_job"
+--- @include "end_stream"
 --- @include "event_limit"
 --- @include "finite"
 --- @include "is_cancelled"
@@ -34,12 +35,12 @@ local function find_wrong_type(keys)
 end
 
 -- settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, is_taking) -> {full, reasons,
--- completions, failures, any_delayed, starts_blocked, unfinished}: store outcomes of any kind, one
--- by one. `keys` has the queue's keys by name, and `queue` is from queue_state. `outcomes` maps
--- positions up to `last`, and each gets its code at its position in `codes`. `is_taking` means that
--- jobs are fetched next. `full` is 1 if Redis is out of memory, `starts_blocked` means that the
--- queue must not start jobs now, `unfinished` is how many completions were refused because of
--- children (-4, -9).
+-- completions, failures, any_delayed, starts_blocked, unfinished, ended}: store outcomes of any
+-- kind, one by one. `keys` has the queue's keys by name, and `queue` is from queue_state.
+-- `outcomes` maps positions up to `last`, and each gets its code at its position in `codes`.
+-- `is_taking` means that jobs are fetched next. `full` is 1 if Redis is out of memory,
+-- `starts_blocked` means that the queue must not start jobs now, `unfinished` is how many
+-- completions were refused because of children (-4, -9), `ended` the ids of jobs that ended.
 --
 -- An outcome is an array: id, token, kind, and depending on the kind
 --   1 completed: value, keep
@@ -134,8 +135,9 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     end
     redis.call("XADD", events, "*", "event", "completed", "jobId", id, "returnvalue", value,
       "prev", "active")
+    end_stream(key, job.stream, "completed")
     if not is_kept then
-      delete_job(key)
+      delete_job(key, true)
     elseif is_cancelled(job.deferred_failure) then
       redis.call("HDEL", key, "defa") -- too late to cancel
     end
@@ -164,10 +166,11 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       redis.call("XADD", events, "*", "event", "retries-exhausted", "jobId", id,
         "attemptsMade", job.attempts)
     end
+    end_stream(key, job.stream, "failed", reason)
     if is_kept then
       redis.call("HDEL", key, "defa")
     else
-      delete_job(key)
+      delete_job(key, true)
     end
   end
 
@@ -247,14 +250,16 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       end
       return holder and -6 or -2
     end
-    local reply = redis.pcall("HMGET", key, "ats", "atm", "parentKey", "deid", "defa")
+    local reply = redis.pcall("HMGET", key, "ats", "atm", "parentKey", "deid", "defa", "tbst")
     local fields = ignore_wrongtype(reply)
-    local starts, attempts_made, parent_key, dedup_name, deferred_failure = unpack(fields or {})
+    local starts, attempts_made, parent_key, dedup_name, deferred_failure, stream =
+      unpack(fields or {})
     if not fields or not starts and redis.call("EXISTS", key) == 0 then
       return -1
     end
     job.attempts_made, job.attempts = attempts_made, math.max(0, finite(attempts_made) or 0) + 1
     job.parent_key, job.dedup_name, job.deferred_failure = parent_key, dedup_name, deferred_failure
+    job.stream = stream
     job.is_cancelled = job.kind >= RETRIED and is_cancelled(deferred_failure)
     if any_children and job.kind == COMPLETED then
       if redis.call("EXISTS", key .. ":dependencies") == 1 then
@@ -393,5 +398,6 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     redis.pcall("DEL", unpack(unlocked)) -- if refused, they expire
     redis.pcall("SREM", keys.stalled, unpack(ended))
   end
+  settled.ended = ended
   return settled
 end

@@ -5,21 +5,28 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
+from weakref import WeakSet
 
 from taskbull.app.batch import is_batch
-from taskbull.app.discovery import find_attribute, import_modules, import_package
+from taskbull.app.discovery import (
+    AppSource,
+    check_not_importing,
+    find_attribute,
+    import_modules,
+    import_package,
+    source_of,
+)
 from taskbull.app.group import Registry, Resources, TaskGroup
-from taskbull.app.pool.source import AppSource, check_not_importing, source_of
-from taskbull.app.producer import EnqueueHook, JobSpec, Producer
+from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.producer import inherit_headers as _inherit_headers
 from taskbull.app.settings import GroupOptions, QueueRules, Queues
 from taskbull.core import events, payload
 from taskbull.core.celery import WORKER
-from taskbull.core.failure import Classifier
 from taskbull.core.job import Job
 from taskbull.core.keys import PREFIX, read_ref
 from taskbull.core.options import (
@@ -28,6 +35,7 @@ from taskbull.core.options import (
     WorkerKeywords,
     WorkerOptions,
 )
+from taskbull.core.outcome import Classifier
 from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
 from taskbull.core.validation import (
     Duration,
@@ -38,11 +46,18 @@ from taskbull.core.validation import (
     limit_of,
     refusal,
 )
-from taskbull.errors import ConfigurationError, NotRecorded
+from taskbull.errors import ConfigurationError, JobFailed, NotRecorded
 from taskbull.queue.add_bulk import Progress
-from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, BlockingCheck, JobHandle
+from taskbull.queue.handle import (
+    CALL_TIMEOUT,
+    ENQUEUE_TIMEOUT,
+    BlockingCheck,
+    Gathering,
+    JobHandle,
+)
 from taskbull.scripts.read import names_waiting
 from taskbull.store.address import Namespace, Where, address_of
+from taskbull.store.credentials import AskCredentials
 
 if TYPE_CHECKING:
     from taskbull.app.dispatch import Dispatch
@@ -98,6 +113,12 @@ class WorkerFactory:
             self._dispatch = Dispatch(self._registry, self._policy)
         return self._dispatch
 
+    def _own_queues(self) -> list[str]:
+        """Return the queues of a worker that is given none."""
+        local = self._registry.local_queues
+        declared = [name for name in self.rules.queues if name not in self._registry.queues]
+        return [*local, *declared] if local else []
+
     def worker(
         self,
         namespace: Namespace,
@@ -113,13 +134,17 @@ class WorkerFactory:
             ConfigurationError: If there are no queues, an option is invalid, or a batch does not
                 fit the concurrency.
         """
-        from taskbull.app.pool.plan import plan_pool, with_pool  # noqa: PLC0415 - see above
+        from taskbull.app.run import plan_pool, with_pool  # noqa: PLC0415 - see above
         from taskbull.worker.worker import Worker  # noqa: PLC0415 - see above
 
         check_keywords("a worker", options, WorkerKeywords, WORKER)
         self.dispatch.prepare()
         resources = Resources(self._registry)
-        names = self._registry.queues if queues is None else queues
+        names = self._own_queues() if queues is None else queues
+        if not names and self._registry.tasks:
+            raise ConfigurationError(
+                f"{self._registry.owner} has only remote tasks, which another program runs"
+            )
         if not names:
             raise ConfigurationError(
                 f"{self._registry.owner} has no tasks: pass their modules with include=…, or the "
@@ -141,7 +166,7 @@ class WorkerFactory:
             circuit_breaker=self._registry.circuit_breakers,
             lifespan=resources.open,
             share=resources.of,
-            tasks=self._registry.tasks,
+            tasks=self._registry.local,
             schedules=schedules,
             pool=pool,
         )
@@ -173,6 +198,9 @@ R = TypeVar("R")
 
 _LOOKED_AT = 100
 
+_apps: WeakSet[App] = WeakSet()
+_integrations: list[Callable[[App], None]] = []
+
 
 class App(TaskGroup):
     """A collection of tasks and the Redis server that stores their jobs.
@@ -193,6 +221,9 @@ class App(TaskGroup):
         unknown_errors: How to handle errors without a category: "retry" or "fail".
         include: Names of modules with tasks. Workers import them before they start.
         hash_tag: Whether queue keys get a Redis Cluster hash tag. None adds one in a Cluster only.
+        credentials: Function that returns a password or (user, password), or a redis-py
+            `CredentialProvider`. It is called for each new connection, so a token may expire. Async
+            functions are supported, even in sync code.
         enqueue_timeout: Seconds without progress before adding jobs raises `EnqueueError`.
         call_timeout: Time limit in seconds for all other calls of queues and handles. None disables
             it.
@@ -201,7 +232,8 @@ class App(TaskGroup):
             raises the task's own exception. Defaults to `TASKBULL_INLINE`.
         **options: Defaults for all tasks, as in `@app.task`: `backoff`, `error_backoffs`,
             `retry_on`, `fail_on`, `throws`, `timeout`, `expires`, `process`, `grace`, `dedup`,
-            `keep_completed` and `keep_failed`; and `tz`, the time zone of `Cron` rules without one.
+            `keep_completed` and `keep_failed`; `tz`, the time zone of `Cron` rules without one; and
+            `names`: with "module", the default name of a task is `module.function`.
 
     Raises:
         ConfigurationError: If an option or the Redis address is invalid.
@@ -228,6 +260,7 @@ class App(TaskGroup):
         unknown_errors: UnknownErrors = "retry",
         include: Sequence[str] = (),
         hash_tag: bool | None = None,
+        credentials: AskCredentials | None = None,
         enqueue_timeout: Duration | None = ENQUEUE_TIMEOUT,
         call_timeout: Duration | None = CALL_TIMEOUT,
         inherit_headers: bool = False,
@@ -245,30 +278,40 @@ class App(TaskGroup):
         self._modules = _module_names(include)
         self._is_placed = redis is not None or prefix != PREFIX or hash_tag is not None
         producer = Producer(
-            Namespace(address_of(redis), prefix, hash_tag),
+            Namespace(address_of(redis, credentials), prefix, hash_tag),
             limit_of("enqueue_timeout", enqueue_timeout),
             limit_of("call_timeout", call_timeout),
             self.check_data,
         )
         producer.client(queue)  # Rejects an invalid queue name.
+        producer.known_queues = self._served_queues
         check_bool("inherit_headers", inherit_headers)
-        if inherit_headers:
-            producer.hooks.append(_inherit_headers)
         self._move(producer)
+        if inherit_headers:
+            self.on_enqueue(_inherit_headers)
         self._factory = WorkerFactory(self.registry, self._defaults.policy, self._source)
         self.target: str | None = None
-        """The `module:attribute` string that `load_app` was called with, or None."""
+        """The argument of `load_app` that found this app, or None."""
         self._blocking = BlockingCheck("app.enqueue()", "await app.aenqueue()")
+        self._gathering = BlockingCheck("app.gather()", "await app.agather()")
         mode = _inline_mode(inline)
         if mode:
             from taskbull.testing.recording import InlineJobs  # noqa: PLC0415 - few apps need it
 
             producer.divert(InlineJobs(self, raises=mode == "raise"))
+        _apps.add(self)
+        for install in _integrations:
+            install(self)
 
     @property
     def known_queues(self) -> list[str]:
         """The queues of all tasks, and the queues declared with `queue_options`."""
         return list(dict.fromkeys([*self.queues, *self._factory.rules.queues]))
+
+    def _served_queues(self) -> list[str]:
+        """Return the queues that workers serve, or nothing while modules are not yet imported."""
+        is_complete = all(module in sys.modules for module in self._modules)
+        return self.known_queues if is_complete else []
 
     @property
     def declared_schedules(self) -> DeclaredSchedules:
@@ -309,6 +352,68 @@ class App(TaskGroup):
         This is `enqueue` for asyncio and trio.
         """
         return await self.producer.aenqueue(jobs, progress)
+
+    @overload
+    def gather(self, jobs: Iterable[JobHandle[R]], timeout: Duration | None = None) -> list[R]: ...
+    @overload
+    def gather(
+        self,
+        jobs: Iterable[JobHandle[R]],
+        timeout: Duration | None = None,
+        *,
+        return_failures: Literal[True],
+    ) -> list[R | JobFailed]: ...
+    def gather(
+        self,
+        jobs: Iterable[JobHandle[Any]],
+        timeout: Duration | None = None,
+        *,
+        return_failures: bool = False,
+    ) -> list[Any]:
+        """Wait until all jobs have finished and return their results in order. Blocks.
+
+        Args:
+            jobs: Handles of jobs, in any queues.
+            timeout: Maximum seconds to wait for all of them. None waits without a limit.
+            return_failures: Put the `JobFailed` of a failed job in its place in the list. Otherwise
+                the first failure in the order of the jobs is raised.
+
+        Raises:
+            JobFailed: If a job failed. `JobCancelled` and `JobExpired` are subclasses.
+            JobNotFound: If a job does not exist.
+            TimeoutError: If the jobs did not all finish in time.
+
+        Example:
+            >>> jobs = app.enqueue([resize.job(path) for path in paths])
+            >>> sizes = app.gather(jobs, timeout=60)
+        """
+        self._gathering.check()
+        return Gathering(jobs, timeout, return_failures=return_failures).wait()
+
+    @overload
+    async def agather(
+        self, jobs: Iterable[JobHandle[R]], timeout: Duration | None = None
+    ) -> list[R]: ...
+    @overload
+    async def agather(
+        self,
+        jobs: Iterable[JobHandle[R]],
+        timeout: Duration | None = None,
+        *,
+        return_failures: Literal[True],
+    ) -> list[R | JobFailed]: ...
+    async def agather(
+        self,
+        jobs: Iterable[JobHandle[Any]],
+        timeout: Duration | None = None,
+        *,
+        return_failures: bool = False,
+    ) -> list[Any]:
+        """Wait until all jobs have finished and return their results in order.
+
+        This is `gather` for asyncio and trio.
+        """
+        return await Gathering(jobs, timeout, return_failures=return_failures).await_all()
 
     @overload
     def job(self, ref: str, /) -> JobHandle[Any]: ...
@@ -396,29 +501,13 @@ class App(TaskGroup):
 
         return register
 
-    def on_enqueue(self, function: EnqueueHook) -> EnqueueHook:
-        """Register a function that sees each job before it is added.
-
-        It is called for single jobs, bulks, flows with all their children, and the jobs of declared
-        schedules. If it raises, nothing is sent. Several functions are called in order.
-
-        Args:
-            function: Function that takes the `JobSpec`. It returns another one, such as
-                `spec.with_options(…)`, or None to leave the job as it is.
-
-        Example:
-            >>> @app.on_enqueue
-            ... def add_tenant(spec: JobSpec) -> JobSpec:
-            ...     return spec.with_options(headers={**spec.headers, "tenant": tenant.get()})
-        """
-        given: object = function
-        if not callable(given) or inspect.iscoroutinefunction(given):
-            raise refusal("@app.on_enqueue", "be a plain function that takes the job", function)
-        self.producer.hooks.append(function)
-        return function
-
     def register_type(
-        self, cls: type[T], encode: Callable[[T], object], decode: Callable[[Any], T]
+        self,
+        cls: type[T],
+        encode: Callable[[T], object],
+        decode: Callable[[Any], T],
+        *,
+        schema: Any = None,
     ) -> None:
         """Allow values of a class in arguments and results of tasks.
 
@@ -429,6 +518,8 @@ class App(TaskGroup):
             encode: Function that returns the JSON form of a value, such as a string or a dict.
             decode: Function that returns the value for a JSON form. A `ValueError` means that the
                 argument is invalid.
+            schema: Type of the JSON form, such as `str`, or its JSON Schema as a dict. Only
+                `taskbull contract` needs it.
 
         Raises:
             ConfigurationError: If the class already has a JSON form, or is registered differently.
@@ -436,7 +527,7 @@ class App(TaskGroup):
         Example:
             >>> app.register_type(Money, str, Money.parse)
         """
-        payload.register_type(cls, encode, decode)
+        payload.register_type(cls, encode, decode, schema)
 
     def load_tasks(self) -> None:
         """Import the modules named by `include`. Workers do this when they are created."""
@@ -497,7 +588,7 @@ class App(TaskGroup):
         call = names_waiting(self.producer.client(queue).keys, _LOOKED_AT)
         limit = limit_of("timeout", timeout)
         names = self.producer.stores.sync_store().run(call, timeout=limit)
-        return sorted(set(names) - self.tasks.keys())
+        return sorted(set(names) - self.registry.local.keys())
 
     def _source(self, modules: Iterable[str]) -> AppSource:
         return source_of(self, self.name, self.target, modules)
@@ -506,12 +597,13 @@ class App(TaskGroup):
         """Declare rules for a queue, for every worker of this app that serves it.
 
         They take precedence over the worker's own `concurrency` and `limiter`, which apply to all
-        its queues. Several calls for one queue are merged.
+        its queues. Several calls for one queue are merged. Workers also serve a declared queue that
+        only calls name.
 
         Args:
             queue: Name of the queue.
-            **rules: `concurrency` and `limiter` per worker, and `global_concurrency` for all
-                workers together. The global limit is written to Redis when a worker starts.
+            **rules: `concurrency` and `limiter` per worker, and `global_concurrency` and `groups`
+                for all workers together. These two are written to Redis when a worker starts.
 
         Raises:
             ConfigurationError: If a rule is invalid or contradicts an earlier call.
@@ -528,7 +620,8 @@ class App(TaskGroup):
 
         Args:
             queues: One queue, several, or a mapping such as `{"emails": 5, "reports": None}` that
-                sets the concurrency per queue. None means the queues of all tasks.
+                sets the concurrency per queue. None means the queues of all tasks, and those
+                declared with `queue_options`.
             **options: Fields of `WorkerOptions`.
 
         Raises:
@@ -536,6 +629,33 @@ class App(TaskGroup):
                 no tasks.
         """
         return self._worker(queues, options)
+
+    @asynccontextmanager
+    async def lifespan_worker(
+        self, queues: Queues | None = None, **options: Unpack[WorkerKeywords]
+    ) -> AsyncGenerator[Worker | None]:
+        """Run a worker during an `async with` block, for the lifespan of a web application.
+
+        While the app's jobs are recorded or run inline, there is nothing to consume, so no worker
+        runs and the block gets None.
+
+        Args:
+            queues: See `worker`.
+            **options: Fields of `WorkerOptions`.
+
+        Example:
+            >>> @asynccontextmanager
+            ... async def lifespan(api: FastAPI):
+            ...     async with app.lifespan_worker(concurrency=20):
+            ...         yield
+            >>> api = FastAPI(lifespan=lifespan)
+        """
+        if self.producer.detour is not None:
+            yield None
+            return
+        worker = self._worker(queues, options)
+        async with worker.running():
+            yield worker
 
     async def run_worker(
         self,
@@ -586,6 +706,18 @@ class App(TaskGroup):
         return self._factory.worker(
             self.producer.namespace, queues, options, self.declared_schedules
         )
+
+
+def apps_of_this_process() -> list[App]:
+    """Return all apps that exist, in no particular order."""
+    return list(_apps)
+
+
+def for_every_app(install: Callable[[App], None]) -> None:
+    """Call a function with every app of this process, and with each one that is created later."""
+    _integrations.append(install)
+    for app in list(_apps):
+        install(app)
 
 
 def listeners_of(app: App, event: events.Event) -> list[events.Listener[Any]]:

@@ -36,12 +36,12 @@ from taskbull.app.signature import (
     Extra,
     FromLifespan,
     arguments_reader,
+    check_of_results,
     converter,
     location_of,
 )
 from taskbull.app.task import Home, Task, TaskCalling
 from taskbull.core import payload
-from taskbull.core.job import NewJob
 from taskbull.core.options import JobOptions
 from taskbull.core.validation import Duration, check_int, is_pydantic_model, seconds
 from taskbull.errors import ConfigurationError, InvalidArguments
@@ -103,10 +103,14 @@ class Items:
         Without an annotation, or if JSON cannot represent its type, the result is the JSON value.
         """
         try:
-            hint = get_type_hints(self._function, include_extras=True)["return"]
-            return converter(_without_errors(_element(hint)))
+            return converter(self.result_kind())
         except Exception:  # noqa: BLE001 - user code: annotations may contain anything
             return payload.decode
+
+    def result_kind(self) -> Any:
+        """Return the type of one item's result according to the return annotation."""
+        hint = get_type_hints(self._function, include_extras=True).get("return", list[Any])
+        return _without_errors(_element(hint))
 
     def _read(self, raw: bytes) -> Any:
         try:
@@ -256,7 +260,13 @@ class BatchCalling(TaskCalling):
         """Return a job for one item."""
         if not self.items.have_fields:
             return super().spec(queue, options, args, kwargs)
-        return JobSpec(queue, NewJob(self.name, self.items.from_call(args, kwargs), options), self)
+        return self.spec_with(queue, options, self.items.from_call(args, kwargs))
+
+    def result_check(self) -> tuple[frozenset[type], Callable[[bytes], None]] | None:
+        """Return a check for the results of items."""
+        if self._result_reader is payload.decode:
+            return None
+        return frozenset(), check_of_results(self.name, self.read)
 
     @functools.cached_property
     def _result_reader(self) -> Callable[[bytes], Any]:

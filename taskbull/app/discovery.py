@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
-from taskbull.core.failure import is_ours
+from msgspec import Struct
+
+from taskbull.core.outcome import is_ours
 from taskbull.errors import ConfigurationError
 from taskbull.store.address import distrust
 
@@ -26,6 +31,13 @@ __all__ = [
     "import_package",
     "make_working_directory_importable",
 ]
+
+
+_DJANGO_ERRORS = {"AppRegistryNotReady", "ImproperlyConfigured"}
+_DJANGO_ADVICE = (
+    ". Django is not set up: add 'taskbull.django' to INSTALLED_APPS and use manage.py taskbull, "
+    "or call django.setup() before you import models"
+)
 
 
 def import_module(name: str, why: str) -> ModuleType:
@@ -158,10 +170,130 @@ def _broken(name: str, why: str, error: BaseException) -> ConfigurationError:
         for frame in traceback.extract_tb(error.__traceback__)
         if "importlib" not in frame.filename and not is_ours(frame.filename)
     ]
+    if type(error).__name__ in _DJANGO_ERRORS:  # Name the user's line instead of Django's.
+        frames = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     if isinstance(error, SyntaxError) and error.filename:
         where = f" at {error.filename}:{error.lineno}"
     else:
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    advice = ""
+    if type(error).__name__ in _DJANGO_ERRORS:
+        # A line inside Django does not help. Name the line that needs Django to be set up.
+        own = [frame for frame in frames if f"{os.sep}django{os.sep}" not in frame.filename]
+        where = f" at {own[-1].filename}:{own[-1].lineno}" if own else where
+        advice = _DJANGO_ADVICE
     return ConfigurationError(
-        f"{why}: module {name!r} cannot be imported: {type(error).__name__}: {error}{where}"
+        f"{why}: module {name!r} cannot be imported: {type(error).__name__}: {error}{where}{advice}"
     )
+
+
+# The import location of an app and its tasks: found by the worker, imported by its processes.
+
+
+MAIN: Final = "__main__"
+
+SCRIPT: Final = "__mp_main__"
+"""The module name that a process gives the worker's program, instead of `__main__`."""
+
+_importing: ContextVar[bool] = ContextVar("taskbull_importing_for_the_pool", default=False)
+
+
+class AppSource(Struct, frozen=True):
+    """The import location of an app and of its tasks' modules."""
+
+    app: str
+    """`module:attribute`."""
+    modules: list[str]
+    script: str | None
+    """The file of the program, if the app or a task is defined in it."""
+
+
+def source_of(app: object, name: str, target: str | None, modules: Iterable[str]) -> AppSource:
+    """Return the location from where a process can import an app and its tasks' modules.
+
+    Raises:
+        ConfigurationError: If a process cannot import the app, because it is not a module
+            attribute or is defined in an interactive program.
+    """
+    found = target or _find(app)
+    if found is None:
+        raise ConfigurationError(
+            f"App '{name}' has tasks with process=True, so pool processes must be able to import "
+            "it: create it at the top level of a module, such as app = App(…)"
+        )
+    needed = [found.partition(":")[0], *modules]
+    script = None
+    if MAIN in needed:
+        needed, script = _without_main(needed, name)
+        if script is None:
+            found = f"{needed[-1]}:{found.partition(':')[2]}" if found.startswith(MAIN) else found
+        else:
+            found = found.replace(MAIN, SCRIPT, 1)
+    return AppSource(found, [one for one in dict.fromkeys(needed) if one != SCRIPT], script)
+
+
+def _without_main(needed: Sequence[str], name: str) -> tuple[list[str], str | None]:
+    """Replace `__main__` by the program's module name, or else return its file."""
+    others = [one for one in needed if one != MAIN]
+    program = sys.modules[MAIN]
+    if program.__spec__ is not None:  # python -m shop.main
+        return [*others, program.__spec__.name], None
+    file = getattr(program, "__file__", None)
+    if file is None:
+        raise ConfigurationError(
+            f"App '{name}' has tasks with process=True that are defined in an interactive program, "
+            "so pool processes cannot import them. Move them to a module"
+        )
+    return others, str(file)
+
+
+def load(source: AppSource) -> Any:
+    """Import the app and its tasks' modules in a pool process; return the app."""
+    with _for_the_pool():
+        if source.script is not None:
+            _import_script(source.script)
+        found = find_attribute(source.app)
+        for module in source.modules:
+            import_module(module, f"the tasks of {source.app!r}")
+    return found
+
+
+def check_not_importing() -> None:
+    """Raise `ConfigurationError` if a pool process is importing the app.
+
+    This rejects programs that start a worker when they are imported.
+    """
+    if _importing.get():
+        raise ConfigurationError(
+            "A worker was started while a pool process imported the app: put the call under "
+            'if __name__ == "__main__":'
+        )
+
+
+@contextmanager
+def _for_the_pool() -> Generator[None]:
+    token = _importing.set(True)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
+def _find(app: object) -> str | None:
+    """Return the `module:attribute` of the app, preferring other modules over `__main__`."""
+    places = [
+        f"{module}:{attribute}"
+        for module, loaded in list(sys.modules.items())
+        for attribute, value in list(getattr(loaded, "__dict__", {}).items())
+        if value is app
+    ]
+    return min(places, key=lambda place: place.startswith(f"{MAIN}:"), default=None)
+
+
+def _import_script(file: str) -> None:
+    spec = importlib.util.spec_from_file_location(SCRIPT, file)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"{file} cannot be imported by a pool process")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[SCRIPT] = sys.modules[MAIN] = module
+    spec.loader.exec_module(module)

@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from taskbull.app.batch import BatchTask, is_batch
-from taskbull.app.group import Registry
-from taskbull.app.middleware import PlainJobMiddleware
+from taskbull.app.group import EVERYWHERE, PlainJobMiddleware, Registry
 from taskbull.app.task import Task
-from taskbull.core.job import Job
-from taskbull.core.middleware import compose
+from taskbull.core.job import Job, compose
 from taskbull.core.retry import RetryPolicy
 from taskbull.errors import Snooze, TaskbullError
 from taskbull.observability.logs import cut, one_line
-from taskbull.worker.attempt import Route, SyncHandler
+from taskbull.worker.attempt import Route, SyncHandler, system_route
 from taskbull.worker.batch import Batch, BatchRules
 from taskbull.worker.running_job import RunningJob
+from taskbull.worker.streaming import awaited_call, plain_call
 
 # Jobs of unregistered tasks wait for a worker that has the task.
 #
@@ -100,23 +99,32 @@ class Dispatch:
 
     def prepare(self) -> None:
         """Prepare all tasks, so that errors show up before the first job."""
-        for name in self._registry.tasks:
+        for name in self._registry.local:
             self._prepared(name)
 
     def _prepared(self, name: str) -> Route:
-        task = self._registry.tasks.get(name)
+        task = self._registry.local.get(name)
         if task is None:
+            if (route := system_route(name)) is not None:
+                return route
             return self._unknown_task  # Not cached: Redis may contain any number of names.
         around = [one.layers for one in self._registry.around(name)]
-        plain = [layer for each in around for layer in each.plain]
+        plain = [layer for each in (EVERYWHERE, *around) for layer in each.plain]
+        awaited = [layer for each in around for layer in each.awaited]
+        if task.is_async:
+            awaited = [*EVERYWHERE.awaited, *awaited]
         route = Route(
             _batch_function(task, plain) if is_batch(task) else _function(task, plain),
             task.settings.policy,
             task.settings.timeout,
             execution_mode=task.execution_mode,
             grace=task.settings.grace,
-            layers=tuple(layer for each in around for layer in each.awaited),
+            layers=tuple(awaited),
             batch=_rules(task) if is_batch(task) else None,
+            # Middleware may return something other than the function's result.
+            check_result=None
+            if any(each.awaited or each.plain for each in around)
+            else task.calling.result_check(),
         )
         self._known[name] = route
         return route
@@ -149,8 +157,15 @@ def _rules(task: BatchTask[Any, ..., Any]) -> BatchRules:
     return BatchRules(batch.size, batch.wait, batch.parallel, task.item_reader())
 
 
+def _caller(task: Task[..., Any]) -> Callable[..., Any]:
+    call, stream = task.caller(), task.settings.stream
+    if stream is None:
+        return call
+    return awaited_call(call, stream) if task.is_async else plain_call(call, stream)
+
+
 def _bare_function(task: Task[..., Any]) -> SyncHandler:
-    read, call = task.reader(), task.caller()
+    read, call = task.reader(), _caller(task)
     receivers, injected = task.receivers(), task.injected
     if not receivers and not injected:
         return lambda job: call(**read(job.job.raw_data))

@@ -6,28 +6,61 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
 
+from msgspec.structs import replace
+
 from taskbull.app.batch import BatchDecorator, BatchSettings, batch_settings, make_batch_task
-from taskbull.app.middleware import JobMiddleware, Layers, PlainJobMiddleware
-from taskbull.app.producer import JobSpec, Producer
-from taskbull.app.schedules import Schedules
-from taskbull.app.settings import GroupOptions, TaskOptions, defaults_of
-from taskbull.app.signature import check_function
-from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, check_dedup, make_task
-from taskbull.core.breaker import CircuitBreaker
+from taskbull.app.producer import EnqueueHook, JobSpec, Producer
+from taskbull.app.settings import (
+    GroupOptions,
+    RemoteOptions,
+    TaskOptions,
+    defaults_of,
+    stream_rules,
+)
+from taskbull.app.signature import check_declaration, check_function, location_of
+from taskbull.app.task import (
+    AsyncStreamTask,
+    AsyncTask,
+    Decorator,
+    Reduce,
+    ReducingDecorator,
+    RemoteDecorator,
+    RemoteTask,
+    SyncStreamTask,
+    SyncTask,
+    Task,
+    TaskCalling,
+    check_rules,
+    is_generator,
+    make_stream_task,
+    make_task,
+)
 from taskbull.core.celery import APP, no_attribute
-from taskbull.core.failure import Classifier
-from taskbull.core.job import ExecutionMode
+from taskbull.core.events import is_async
+from taskbull.core.job import ExecutionMode, Middleware, NewJob, PlainMiddleware, check_single
 from taskbull.core.keys import NAME_LIMIT, check_queue_name
-from taskbull.core.retry import UnknownErrors
+from taskbull.core.options import with_group
+from taskbull.core.outcome import Classifier
+from taskbull.core.retry import CircuitBreaker, UnknownErrors
 from taskbull.core.validation import (
     Duration,
     check_bool,
+    check_choice,
     check_keywords,
     check_text,
     did_you_mean,
@@ -36,9 +69,160 @@ from taskbull.core.validation import (
 )
 from taskbull.errors import ConfigurationError, TaskNotRegistered
 from taskbull.observability.logs import cut
+from taskbull.queue.handle import Prepare
 
 if TYPE_CHECKING:
+    from taskbull.core.declared_schedule import DeclaredSchedule, DeclaredSchedules
     from taskbull.core.schedule import Rule
+    from taskbull.worker.running_job import RunningJob
+
+
+# Middleware that an app runs around its jobs.
+
+
+JobMiddleware: TypeAlias = "Middleware[RunningJob]"
+PlainJobMiddleware: TypeAlias = "PlainMiddleware[RunningJob]"
+
+
+class Layers:
+    """The middleware around jobs, outermost first."""
+
+    def __init__(self) -> None:
+        self.awaited: list[JobMiddleware] = []
+        """Middleware around each job, in the event loop."""
+        self.plain: list[PlainJobMiddleware] = []
+        """Middleware around each plain function, in its thread, inside all async middleware."""
+
+    def add(self, layer: JobMiddleware | PlainJobMiddleware) -> None:
+        """Add middleware inside the existing middleware of the same kind.
+
+        Raises:
+            ConfigurationError: If it is not a function with the parameters `job` and `call_next`.
+        """
+        if not _is_layer(layer):
+            raise refusal(
+                "app.middleware", "be a def or async def that takes job, call_next", layer
+            )
+        if inspect.iscoroutinefunction(layer):
+            self.awaited.append(layer)
+        else:
+            self.plain.append(layer)
+
+
+EVERYWHERE = Layers()
+"""Middleware around the jobs of all apps, which a framework such as Django installs.
+
+Async middleware surrounds async tasks only, so that a plain function still needs no event loop.
+"""
+
+
+def _is_layer(layer: object) -> bool:
+    if not inspect.isfunction(layer) and not inspect.ismethod(layer):
+        return False
+    if inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer):
+        return False
+    try:
+        inspect.signature(layer).bind("job", "call_next")
+    except TypeError:
+        return False
+    return True
+
+
+# Schedules that an app declares with `@app.task(schedule=…)` or `app.schedule(…)`.
+#
+# The modules that schedules need are imported only if an app declares one.
+
+
+class Schedules:
+    """Holds the schedules of an app or group and of everything that it includes."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._by_queue: dict[str, dict[str, DeclaredSchedule]] = {}
+        self.part_of: Schedules | None = None
+        """Schedules of the app or group that includes this one."""
+
+    def of_task(self, task: Task[..., Any], rule: Rule) -> DeclaredSchedule:
+        """Return a schedule that runs a task periodically with its default arguments.
+
+        Raises:
+            ConfigurationError: If a parameter has no default.
+        """
+        if required := task.calling.binder.required:
+            missing = [name for name in task.calling.binder.parameters if name in required]
+            raise ConfigurationError(
+                f"Task '{task.name}' ({task.location}) has a schedule, but no default for "
+                f"{', '.join(map(repr, missing))}: add defaults, or use app.schedule(id, rule, "
+                f"{task.__name__}.job(…))"
+            )
+        # Each run has its own id, so the task's deduplication does not apply.
+        options = with_group(task.settings.options, {}, task.calling.binder.defaults)
+        job = NewJob(task.name, {}, replace(options, dedup=None))
+        return self.of_job(task.name, rule, JobSpec[Any](task.queue, job, task.calling))
+
+    def of_job(self, schedule_id: str, rule: Rule, spec: JobSpec[Any]) -> DeclaredSchedule:
+        """Return a schedule that adds a job periodically.
+
+        Raises:
+            ConfigurationError: If the job is invalid or has children.
+        """
+        if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise refusal("the job of app.schedule()", "be created with task.job(…)", spec)
+        check_single(spec.name, spec.children, spec.missing)  # A group has no branches yet.
+        return _declared(schedule_id, spec.queue, rule, spec.template().job)
+
+    def add(self, new: DeclaredSchedule) -> None:
+        """Add a schedule.
+
+        Raises:
+            ConfigurationError: If its queue already has a schedule with this id.
+        """
+        self.check([new])
+        if self.part_of is not None:
+            self.part_of.add(new)
+        self._by_queue.setdefault(new.queue, {})[new.id] = new
+
+    def check(self, schedules: Iterable[DeclaredSchedule]) -> None:
+        """Check that schedules can be added here and to everything that includes this one.
+
+        Raises:
+            ConfigurationError: If one of them cannot be added.
+        """
+        for new in schedules:
+            if (other := self._by_queue.get(new.queue, {}).get(new.id)) is not None:
+                raise ConfigurationError(
+                    f"Queue '{new.queue}' has two schedules with id {new.id!r}: task "
+                    f"'{other.job.name}' {other.rule.describe()}, and task '{new.job.name}' "
+                    f"{new.rule.describe()}. Use another id with app.schedule(id, …)"
+                )
+            if self.part_of is not None:
+                self.part_of.check([new])
+
+    def include(self, other: Schedules) -> None:
+        """Include other schedules, and those declared there later."""
+        other.part_of = self
+        for schedule in other.all():
+            self.add(schedule)
+
+    def all(self) -> list[DeclaredSchedule]:
+        """Return all schedules."""
+        return [one for known in self._by_queue.values() for one in known.values()]
+
+    def declared(self, prepare: Prepare) -> DeclaredSchedules:
+        """Return all schedules by queue, with their jobs as `prepare` leaves them."""
+        from taskbull.core.declared_schedule import DeclaredSchedules  # noqa: PLC0415 - see above
+
+        by_queue = {
+            queue: [replace(one, job=prepare(queue, one.job)) for one in known.values()]
+            for queue, known in self._by_queue.items()
+        }
+        return DeclaredSchedules(self._owner, by_queue)
+
+
+def _declared(schedule_id: str, queue: str, rule: Rule, job: NewJob) -> DeclaredSchedule:
+    from taskbull.core.declared_schedule import DeclaredSchedule  # noqa: PLC0415 - see above
+
+    return DeclaredSchedule(schedule_id, queue, rule, job)
 
 
 # Lifespans
@@ -59,7 +243,12 @@ def lifespan(function: LifespanFunction, app: object) -> Lifespan:
     Raises:
         ConfigurationError: If the function has another form.
     """
-    if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
+    made = inspect.unwrap(function)  # A sync context manager wraps a sync generator.
+    if (
+        not inspect.isfunction(function)
+        or inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(made)
+    ):
         raise refusal(
             "app.lifespan", "be an async generator or an async context manager function", function
         )
@@ -92,6 +281,9 @@ class Registry:
         self.owner = owner
         self._tasks: dict[str, Task[..., Any]] = {}
         self.tasks: Mapping[str, Task[..., Any]] = MappingProxyType(self._tasks)
+        self._local: dict[str, Task[..., Any]] = {}
+        self.local: Mapping[str, Task[..., Any]] = MappingProxyType(self._local)
+        """The tasks that workers of the app run: all that are not remote."""
         self.layers = Layers()
         self.lifespan: Lifespan | None = None
         self.process_lifespan: Lifespan | None = None
@@ -102,6 +294,8 @@ class Registry:
         """Registry that includes this one."""
         self.watchers: list[Callable[[], None]] = []
         """Callbacks for changes of the middleware."""
+        self.more_queues: Sequence[str] = ()
+        """Queues to serve in addition to those of the tasks."""
 
     def add(self, task: Task[..., Any], source: Registry | None = None) -> None:
         """Add a task.
@@ -113,6 +307,8 @@ class Registry:
         if self.part_of is not None:
             self.part_of.add(task, self)
         self._tasks[task.name] = task
+        if not task.is_remote:
+            self._local[task.name] = task
         if source is not None:
             self._sources[task.name] = source
 
@@ -186,8 +382,16 @@ class Registry:
 
     @property
     def queues(self) -> list[str]:
-        """The queues of all tasks, in order of registration."""
-        return list(dict.fromkeys(task.queue for task in self._tasks.values()))
+        """The queues of all tasks, in order of registration, and those declared without tasks."""
+        more = (queue for each in self.all() for queue in each.more_queues)
+        return list(dict.fromkeys([*(task.queue for task in self._tasks.values()), *more]))
+
+    @property
+    def local_queues(self) -> list[str]:
+        """The queues that workers serve: without those that have only remote tasks."""
+        local = {task.queue for task in self._local.values()}
+        remote = {task.queue for task in self._tasks.values()} - local
+        return [queue for queue in self.queues if queue not in remote] if local else []
 
     @property
     def circuit_breakers(self) -> dict[str, CircuitBreaker]:
@@ -200,6 +404,12 @@ class Registry:
 
     def missing(self, name: str, queue: str) -> TaskNotRegistered:
         """Return the error for a job whose task is not registered."""
+        if name in self._tasks:
+            return TaskNotRegistered(
+                name,
+                f"Task {name!r} of a job in queue {queue} is remote in {self.owner}, so this worker"
+                " does not run it. Use another queue for jobs that another program runs",
+            )
         names = sorted(self._tasks)
         shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
         hint = did_you_mean(cut(name), names)  # Suggestions for a name of 10 MB would take seconds.
@@ -228,6 +438,7 @@ class Registry:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+I = TypeVar("I")  # noqa: E741 - an item
 M = TypeVar("M", bound="JobMiddleware | PlainJobMiddleware")
 L = TypeVar("L", bound=LifespanFunction)
 
@@ -275,6 +486,8 @@ class TaskGroup:
                 raise unknown_setting(kind.__name__, option, known)
         self.name = check_text(f"{self._kind} name", name, most=NAME_LIMIT)
         check_queue_name(queue)
+        self._names = options.get("names", "function")
+        check_choice("names", self._names, ("function", "module"))
         self._defaults = defaults_of(queue, attempts, classify, unknown_errors, options)
         self.registry = Registry(str(self))
         self.timetable = Schedules(name)
@@ -283,6 +496,7 @@ class TaskGroup:
         self.part_of: TaskGroup | None = None
         """Group or app that includes this one."""
         self._producer: Producer | None = None
+        self._enqueue_hooks: list[EnqueueHook] = []
 
     if not TYPE_CHECKING:  # Type checkers would otherwise accept any attribute name.
 
@@ -325,17 +539,44 @@ class TaskGroup:
         /,
     ) -> AsyncTask[P, R]: ...
     @overload
+    def task(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, function: Callable[P, AsyncIterator[I]], /
+    ) -> AsyncStreamTask[P, list[I], I]: ...
+    @overload
+    def task(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, function: Callable[P, Iterator[I]], /
+    ) -> SyncStreamTask[P, list[I], I]: ...
+    @overload
     def task(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
     @overload
     def task(self, /, **options: Unpack[TaskOptions]) -> Decorator: ...
-    def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
+    @overload
+    def task(
+        self, /, *, reduce: None, **options: Unpack[TaskOptions]
+    ) -> ReducingDecorator[None]: ...
+    @overload  # Otherwise pyright takes the result of "".join for a LiteralString.
+    def task(
+        self, /, *, reduce: Callable[[list[str]], str], **options: Unpack[TaskOptions]
+    ) -> ReducingDecorator[str]: ...
+    @overload
+    def task(
+        self, /, *, reduce: Callable[[list[Any]], R], **options: Unpack[TaskOptions]
+    ) -> ReducingDecorator[R]: ...
+    def task(
+        self, function: Any = None, /, *, reduce: Any = list, **options: Unpack[TaskOptions]
+    ) -> Any:
         """Register a function as a task: `@app.task` or `@app.task(queue="emails")`.
 
         An `async def` runs in the worker's event loop. A plain `def` runs in a thread, or in a pool
         process with `process=True`. Calling the task directly runs the function as usual.
 
+        A function that yields streams its items: `task.stream(…)` and `job.stream()` follow them.
+
         Args:
             function: The function, if the decorator is used without arguments.
+            reduce: For a function that yields: function that makes the job's result from the list
+                of items. The default is the list. With None, the result is None, and the worker
+                does not hold the items.
             **options: Options of the task, all optional.
 
         Options:
@@ -362,7 +603,15 @@ class TaskGroup:
           after the job has ended. A plain function runs in a thread and may block.
         - `dedup`: key that makes jobs unique: a format string over the arguments, such as
           `"report-{user_id}"`, a `Dedup` with such a key, or a function of the arguments.
+        - `group_by`: group of each job, for fair turns and limits per key: the name of a parameter,
+          or a function of the arguments.
+        - `cost`: what each job counts for in the limiter of its group: an int, the name of a
+          parameter, or a function of the arguments.
         - `circuit_breaker`: `CircuitBreaker` for the task's queue.
+        - `stream_ttl`: seconds that the items of a function that yields are kept after the job has
+          ended. The default is one hour.
+        - `stream_limit`: maximum number of entries in the stream of a job. The oldest are dropped.
+          The default is 10,000.
 
         Raises:
             ConfigurationError: If an option is invalid, or the name is already registered.
@@ -373,8 +622,8 @@ class TaskGroup:
         """
         check_keywords("@app.task", options, TaskOptions)
         if function is None:
-            return cast("Decorator", partial(self._add, options))
-        return self._add(options, function)
+            return cast("Decorator", partial(self._add, options, reduce=reduce))
+        return self._add(options, function, reduce=reduce)
 
     def batch_task(
         self,
@@ -415,26 +664,100 @@ class TaskGroup:
         batch = batch_settings(size, wait, parallel)
         return cast("BatchDecorator", partial(self._add, options, batch=batch))
 
+    @overload
+    def remote(  # pyright: ignore[reportOverlappingOverload]
+        self,
+        function: Callable[P, Coroutine[Any, Any, R]],
+        /,
+    ) -> RemoteTask[P, R]: ...
+    @overload
+    def remote(self, function: Callable[P, R], /) -> RemoteTask[P, R]: ...
+    @overload
+    def remote(self, /, **options: Unpack[RemoteOptions]) -> RemoteDecorator: ...
+    def remote(self, function: Any = None, /, **options: Unpack[RemoteOptions]) -> Any:
+        """Declare a task that another program runs, such as a Node service with BullMQ.
+
+        The function's body must be `...`, with or without a docstring. Jobs are added and awaited
+        like those of other tasks, with checked arguments and typed results. Workers of this app do
+        not run them, so use a queue that has no other tasks.
+
+        Args:
+            function: The function, if the decorator is used without arguments.
+            **options: `name`, `queue`, `attempts`, `backoff`, `error_backoffs`, `timeout`,
+                `expires`, `priority`, `lifo`, `dedup`, `keep_completed` and `keep_failed`, as in
+                `task`. The other program must support the options of its jobs.
+
+        Raises:
+            ConfigurationError: If the body is not `...`, an option is invalid, or the name is
+                already registered.
+
+        Example:
+            >>> @app.remote(queue="translations")
+            ... async def translate(text: str, to: str) -> str: ...
+            >>> translate.delay("Good morning", to="fr").result(timeout=10)
+        """
+        check_keywords("@app.remote", options, RemoteOptions)
+        if function is None:
+            return cast("RemoteDecorator", partial(self._add_remote, options))
+        return self._add_remote(options, function)
+
+    def _add_remote(
+        self, given: RemoteOptions, function: Callable[..., Any]
+    ) -> RemoteTask[..., Any]:
+        name = given.get("name")
+        check_function(function, name)
+        check_declaration(function)
+        settings = self._defaults.with_task(
+            function.__name__ if name is None else name,
+            cast("TaskOptions", given),
+            is_async=True,  # It never runs in a process of this app.
+        )
+        self._check_queue(settings.queue)
+        calling = TaskCalling(function, settings.name, self)
+        for parameter in (*calling.binder.injected, *(need.parameter for need in calling.needs)):
+            raise ConfigurationError(
+                f"Parameter '{parameter}' of remote task '{settings.name}' "
+                f"({location_of(function)}) has the default "
+                f"{calling.binder.default_of(parameter)!r}, but only workers of this app could "
+                "fill it in"
+            )
+        check_rules(settings, calling.binder)
+        task = RemoteTask[..., Any](function, settings, calling)
+        self.registry.add(task)
+        return task
+
     def _add(
         self,
         given: TaskOptions,
         function: Callable[..., Any],
         batch: BatchSettings | None = None,
+        reduce: Reduce | None = list,
     ) -> Task[..., Any]:
         name = given.get("name")
         check_function(function, name, process=given.get("process", False))
+        if name is None:
+            name = function.__name__
+            name = f"{function.__module__}.{name}" if self._names == "module" else name
         settings = self._defaults.with_task(
-            function.__name__ if name is None else name,
+            name,
             given,
-            is_async=inspect.iscoroutinefunction(function),
+            is_async=inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
         )
         self._check_queue(settings.queue)
-        task: Task[..., Any] = (
-            make_task(function, settings, self)
-            if batch is None
-            else make_batch_task(function, settings, self, batch)
-        )
-        check_dedup(settings, task.calling.binder)
+        yields = is_generator(function)
+        if yields and batch is not None:
+            raise ConfigurationError(
+                f"{function.__name__} cannot be a batch task: it yields, and the items of a stream "
+                "belong to one job. Return a list with one result per item, or use @app.task"
+            )
+        task: Task[..., Any]
+        if (stream := stream_rules(given, reduce, yields=yields)) is not None:
+            task = make_stream_task(function, replace(settings, stream=stream), self)
+        elif batch is None:
+            task = make_task(function, settings, self)
+        else:
+            task = make_batch_task(function, settings, self, batch)
+        check_rules(settings, task.calling.binder)
         rule = given.get("schedule")
         schedule = None if rule is None else self.timetable.of_task(task, self._in_zone(rule))
         self.registry.add(task)
@@ -529,8 +852,38 @@ class TaskGroup:
         self.registry.surround_jobs(function)
         return function
 
+    def on_enqueue(self, function: EnqueueHook) -> EnqueueHook:
+        """Register a function that sees each job before it is added.
+
+        It is called for single jobs, bulks, flows with all their children, and the jobs of declared
+        schedules. If it raises, nothing is sent. Several functions are called in order. The
+        functions of a group, or of an app that another one includes, see only the jobs
+        of the tasks declared there.
+
+        Args:
+            function: Function that takes the `JobSpec`. It returns another one, such as
+                `spec.with_options(…)`, or None to leave the job as it is.
+
+        Example:
+            >>> @app.on_enqueue
+            ... def add_tenant(spec: JobSpec) -> JobSpec:
+            ...     return spec.with_options(headers={**spec.headers, "tenant": tenant.get()})
+        """
+        given: object = function
+        if not callable(given) or is_async(given):
+            raise refusal("@app.on_enqueue", "be a plain function that takes the job", function)
+
+        def hook(spec: JobSpec[Any]) -> JobSpec[Any] | None:
+            concerned = self.part_of is None or spec.name in self.tasks
+            return function(spec) if concerned else None
+
+        self._enqueue_hooks.append(hook)
+        if self._producer is not None:
+            self._producer.hooks.append(hook)
+        return function
+
     def include(self, other: TaskGroup) -> None:
-        """Include the tasks, schedules and middleware of a group or another app.
+        """Include the tasks, schedules, middleware and enqueue hooks of a group or another app.
 
         The other's middleware surrounds its own tasks only, inside this one's middleware. Its
         lifespan also runs around the workers. Its tasks receive the value of its lifespan, or of
@@ -574,6 +927,7 @@ class TaskGroup:
     def _move(self, producer: Producer) -> None:
         """Use this producer for the jobs of all tasks from now on."""
         self._producer = producer
+        producer.hooks += self._enqueue_hooks
         for each in self.included:
             each._move(producer)  # noqa: SLF001
 

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, Unpack, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    cast,
+)
+from uuid import uuid4
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from taskbull.app.settings import CallOptions, with_call
 from taskbull.core import payload
-from taskbull.core.flow import Branch, Children, Need, branches_of
-from taskbull.core.job import Job, NewJob, Ticket
+from taskbull.core.job import Branch, Children, Job, Need, NewJob, Ticket, branches_of, current
 from taskbull.core.keys import check_queue_name
-from taskbull.core.middleware import current
 from taskbull.core.options import JobOptions
-from taskbull.core.validation import check_keywords, check_type, refusal
+from taskbull.core.validation import check_keywords, check_type, did_you_mean, refusal
+from taskbull.core.wire.job import encode_job
 from taskbull.errors import ConfigurationError
-from taskbull.queue.add import Adder
+from taskbull.observability.provider import current_tracer, in_this_span
 from taskbull.queue.add_bulk import Bulk, Entry, Flow, Progress, add_at_once, check_bulk
-from taskbull.queue.handle import DataCheck, JobHandle, QueueClient, ReadResult
+from taskbull.queue.handle import Adder, DataCheck, JobHandle, QueueClient, ReadResult
 from taskbull.queue.stores import Detour, Stores
 from taskbull.scripts.call import AnySteps
 from taskbull.store.address import Address, Namespace
@@ -33,6 +45,8 @@ Q = TypeVar("Q", bound="AnyQueue")
 S = TypeVar("S", bound="AnyServer")
 J = TypeVar("J", bound=NewJob)
 R_co = TypeVar("R_co", covariant=True)
+
+logger = logging.getLogger(__name__)
 
 
 class Calling(Protocol):
@@ -60,6 +74,8 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
     """Jobs that this job waits for."""
     is_prepared: bool = False
     """True if the functions of `@app.on_enqueue` have seen the job."""
+    has_task_key: bool = False
+    """True if the deduplication key comes from the task, so that a schedule leaves it out."""
 
     def __repr__(self) -> str:
         return f"<JobSpec {self.name}({', '.join(self.data)}) in {self.queue}>"
@@ -98,7 +114,12 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
         queue = options.get("queue", self.queue)
         check_queue_name(queue)
         job = replace(self.job, options=with_call(self.job.options, options))
-        return replace(self, queue=queue, job=job)
+        has_task_key = self.has_task_key and "dedup" not in options
+        return replace(self, queue=queue, job=job, has_task_key=has_task_key)
+
+    def template(self) -> JobSpec[R_co]:
+        """Return the job for a schedule, whose runs do not use the task's deduplication key."""
+        return self.with_options(dedup=None) if self.has_task_key else self
 
     @property
     def read(self) -> ReadResult:
@@ -151,6 +172,22 @@ class AppDetour(Detour, Protocol):
         ...
 
 
+class Transactions(Protocol):
+    """Decides when jobs are sent: now, or when the caller's database transaction is committed."""
+
+    def defer(self, prepare: Callable[[], Callable[[], object]]) -> bool:
+        """In a transaction, call `prepare` now and its result after the commit.
+
+        Returns:
+            True if there is a transaction.
+        """
+        ...
+
+    async def adefer(self, prepare: Callable[[], Callable[[], object]]) -> bool:
+        """Do the same for async code. The functions may be called in another thread."""
+        ...
+
+
 EnqueueHook: TypeAlias = Callable[[JobSpec[Any]], JobSpec[Any] | None]
 """Function that sees each job before it is added, and may return another one."""
 
@@ -178,6 +215,9 @@ class Producer:
     It can be used from any thread and event loop, before and after a fork.
     """
 
+    transactions: ClassVar[Transactions | None] = None
+    """Database transactions that the jobs of all apps wait for. Set by `taskbull.django`."""
+
     def __init__(
         self,
         namespace: Namespace,
@@ -195,6 +235,8 @@ class Producer:
         self._sync_queues: dict[str, SyncQueue] = {}
         self.detour: AppDetour | None = None
         """Takes jobs in place of Redis."""
+        self.known_queues: Callable[[], Collection[str]] = tuple
+        """Returns the queues that the app's workers serve. Empty if they are not known yet."""
         self.hooks: list[EnqueueHook] = []
         """Functions that see each job before it is added."""
 
@@ -316,38 +358,83 @@ class Producer:
         )
 
     def add(self, spec: JobSpec[Any]) -> JobHandle[Any]:
-        """Add one job."""
+        """Add one job, now or when the current transaction is committed."""
         if self.hooks:
             spec = self.prepared(spec)
+        if self.transactions is not None:
+            later = LaterJobs(self, [spec])
+            if self.transactions.defer(later.prepare):
+                return later.handles[0]
+        return self.add_now(spec)
+
+    def add_now(self, spec: JobSpec[Any]) -> JobHandle[Any]:
+        """Add one prepared job now, even inside a transaction."""
         if self.detour is not None:
             return self.detour.enqueue([spec])[0]
         if spec.children or spec.calling.needs:
-            return self.enqueue([spec])[0]
+            return self.enqueue_now([spec])[0]
         return add_at_once(self._alone(spec), self._timeout)
 
     def aadd(self, spec: JobSpec[Any]) -> Awaitable[JobHandle[Any]]:
         """Add one job, in one call with jobs from other tasks of the event loop."""
         if self.hooks:
             spec = self.prepared(spec)
+        if self.transactions is not None:
+            return self._aadd_in_transaction(spec, self.transactions)
+        return self._aadd_now(spec)
+
+    async def _aadd_in_transaction(
+        self, spec: JobSpec[Any], transactions: Transactions
+    ) -> JobHandle[Any]:
+        later = LaterJobs(self, [spec])
+        if await transactions.adefer(later.prepare):
+            return later.handles[0]
+        return await self._aadd_now(spec)
+
+    def _aadd_now(self, spec: JobSpec[Any]) -> Awaitable[JobHandle[Any]]:
         if self.detour is not None or spec.children or spec.calling.needs:
             return self._aadd_by_itself(spec)
         entry = self._alone(spec)
         return self.stores.loop.group(entry.client, self._timeout).add(entry)
 
     async def _aadd_by_itself(self, spec: JobSpec[Any]) -> JobHandle[Any]:
-        return (await self.aenqueue([spec]))[0]
+        return (await self._aenqueue_now([spec]))[0]
 
     def _alone(self, spec: JobSpec[Any]) -> Entry:
         queue = spec.queue
-        client = self._clients.get(queue) or self.client(queue)
+        client = self._clients.get(queue) or self._first_client(spec)
         return Entry(client, spec.job, spec, spec.calling.read)
+
+    def _first_client(self, spec: JobSpec[Any]) -> QueueClient:
+        """Return the client of a queue, and warn if a worker of the app would not serve it."""
+        known = self.known_queues()
+        if known and spec.queue not in known:
+            logger.warning(
+                "%s.options(queue=%r): no task of the app uses this queue%s, so `taskbull worker` "
+                "does not serve it. If it is right, declare it with app.queue_options(%r)",
+                spec.name,
+                spec.queue,
+                did_you_mean(spec.queue, known),
+                spec.queue,
+            )
+        return self.client(spec.queue)
 
     def enqueue(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
     ) -> list[JobHandle[Any]]:
-        """Add jobs and return their handles in order."""
+        """Add jobs and return their handles, now or when the current transaction is committed."""
+        if self.transactions is not None:
+            later = LaterJobs(self, specs, progress)
+            if self.transactions.defer(later.prepare):
+                return later.handles
+        return self.enqueue_now(specs, progress)
+
+    def enqueue_now(
+        self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
+    ) -> list[JobHandle[Any]]:
+        """Add jobs now, even inside a transaction."""
         if self.detour is not None:
-            handles = self.detour.enqueue(self._all(specs, progress))
+            handles = self.detour.enqueue(self.all_of(specs, progress))
             if progress is not None:
                 progress(len(handles))
             return handles
@@ -356,15 +443,27 @@ class Producer:
     async def aenqueue(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
     ) -> list[JobHandle[Any]]:
-        """Add jobs and return their handles in order."""
+        """Add jobs and return their handles, now or when the current transaction is committed."""
+        if self.transactions is not None:
+            later = LaterJobs(self, specs, progress)
+            if await self.transactions.adefer(later.prepare):
+                return later.handles
+        return await self._aenqueue_now(specs, progress)
+
+    async def _aenqueue_now(
+        self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
+    ) -> list[JobHandle[Any]]:
         if self.detour is not None:
-            handles = await self.detour.aenqueue(self._all(specs, progress))
+            handles = await self.detour.aenqueue(self.all_of(specs, progress))
             if progress is not None:
                 progress(len(handles))
             return handles
         return await self.stores.arun(self._bulk(specs, progress), self._timeout)
 
-    def _all(self, specs: Iterable[JobSpec[Any]], progress: Progress | None) -> list[JobSpec[Any]]:
+    def all_of(
+        self, specs: Iterable[JobSpec[Any]], progress: Progress | None
+    ) -> list[JobSpec[Any]]:
+        """Return all jobs of a bulk, checked and prepared."""
         check_bulk(specs, progress)
         return [self.prepared(self._checked(*each)) for each in enumerate(specs)]
 
@@ -390,3 +489,61 @@ class Producer:
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise refusal(f"jobs[{place}]", "be created with task.job(…)", spec)
         return spec
+
+
+class LaterJobs:
+    """Jobs that are sent when a transaction is committed, and their handles."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        specs: Iterable[JobSpec[Any]],
+        progress: Progress | None = None,
+    ) -> None:
+        self._producer = producer
+        self._specs = specs
+        self._progress = progress
+        self.handles: list[JobHandle[Any]] = []
+        """The handles in order, once the jobs are prepared."""
+
+    def prepare(self) -> Callable[[], None]:
+        """Check the jobs, copy their arguments, choose their ids, and return `send`.
+
+        Raises:
+            SerializationError: If a job could not be added.
+        """
+        producer = self._producer
+        self._specs = [_frozen(spec) for spec in producer.all_of(self._specs, self._progress)]
+        self.handles = [
+            JobHandle(
+                spec.queue,
+                spec.options.job_id or "",
+                spec.name,
+                False,
+                producer.client(spec.queue),
+                spec.read,
+            )
+            for spec in self._specs
+        ]
+        return self.send
+
+    def send(self) -> None:
+        """Add the jobs. The handle of a duplicate becomes that of the existing job."""
+        added = self._producer.enqueue_now(self._specs, self._progress)
+        for known, real in zip(self.handles, added, strict=True):
+            if (known.id, known.deduplicated) != (real.id, real.deduplicated):
+                force_setattr(known, "id", real.id)
+                force_setattr(known, "deduplicated", real.deduplicated)
+
+
+def _frozen(spec: JobSpec[Any]) -> JobSpec[Any]:
+    """Return a job with an id and a copy of its arguments.
+
+    A job that was sent before keeps its ticket instead.
+    """
+    encoded = encode_job(spec.job, int(time.time() * 1000))
+    options = spec.options
+    if options.job_id is None and spec.job.ticket is None:
+        options = replace(options, job_id=uuid4().hex)
+    job = replace(spec.job, data=payload.decode(encoded.data), options=options)
+    return replace(spec, job=job if current_tracer() is None else in_this_span(job))

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from msgspec import Struct, structs
 from msgspec.structs import asdict, replace
 
 from taskbull.app.signature import Extra
 from taskbull.core.backoff import Backoff
-from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.events import FailureHook, SuccessHook
-from taskbull.core.failure import Classifier
-from taskbull.core.keys import NAME_LIMIT
+from taskbull.core.groups import Cost, GroupBy, GroupRule
+from taskbull.core.keys import MAX_SAFE_INTEGER, NAME_LIMIT
 from taskbull.core.options import (
     ATTEMPTS,
     NO_RULES,
+    STREAM_LIMIT,
+    STREAM_TTL,
     AppKeywords,
     CallKeywords,
     DedupKey,
     DedupRule,
     JobOptions,
     QueueOptions,
+    StreamRules,
     TaskKeywords,
     check_concurrency,
 )
-from taskbull.core.retry import RetryKeywords, RetryPolicy, UnknownErrors
+from taskbull.core.outcome import Classifier
+from taskbull.core.retry import CircuitBreaker, RetryKeywords, RetryPolicy, UnknownErrors
 from taskbull.core.validation import (
     Duration,
     check_bool,
     check_choice,
+    check_int,
     check_text,
     check_type,
     refusal,
     seconds,
+    to_ms,
 )
 from taskbull.errors import ConfigurationError
 
@@ -47,6 +52,10 @@ if TYPE_CHECKING:
 
 GRACE: Final = 5.0
 """Seconds that a function in a pool process has to clean up when it is stopped."""
+
+
+TaskNames: TypeAlias = Literal["function", "module"]
+"""Default name of a task: its function's name, with or without the module."""
 
 
 class TaskOptions(RetryKeywords, TaskKeywords, total=False):
@@ -62,8 +71,23 @@ class TaskOptions(RetryKeywords, TaskKeywords, total=False):
     process: bool
     grace: Duration
     dedup: DedupKey | None
+    group_by: GroupBy | None
+    cost: Cost
     on_success: SuccessHook | None
     on_failure: FailureHook | None
+    stream_ttl: Duration
+    stream_limit: int
+
+
+class RemoteOptions(TaskKeywords, total=False):
+    """Options of `@app.remote`. An option that is missing or None uses the app's value."""
+
+    name: str | None
+    queue: str | None
+    attempts: int | None
+    dedup: DedupKey | None
+    group_by: GroupBy | None
+    cost: Cost
 
 
 class GroupOptions(RetryKeywords, AppKeywords, total=False):
@@ -73,11 +97,13 @@ class GroupOptions(RetryKeywords, AppKeywords, total=False):
     grace: Duration
     dedup: DedupKey | None
     tz: str
+    names: TaskNames
 
 
 class CallOptions(CallKeywords, total=False):
     """Options of `task.options`. A missing option uses the task's value."""
 
+    cost: Cost
     queue: str
 
 
@@ -98,6 +124,9 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
     """Function to call with each completed job and its result."""
     on_failure: FailureHook | None = None
     """Function to call with each permanently failed job and its failure."""
+
+    stream: StreamRules | None = None
+    """Settings of the job's stream if the function yields, otherwise None."""
 
     @property
     def has_hooks(self) -> bool:
@@ -153,6 +182,9 @@ class Defaults(Struct, frozen=True):
         said.pop("on_failure", None)  # The hook, not the option of a child in a flow.
         if "dedup" in said:
             said["dedup"] = DedupRule(said["dedup"])
+        group_by = given.get("group_by")
+        if group_by is not None:
+            said["group"] = GroupRule(group_by)
         return TaskSettings(
             name=check_text("task name", name, most=NAME_LIMIT),
             queue=self.queue if queue is None else queue,
@@ -165,6 +197,29 @@ class Defaults(Struct, frozen=True):
             on_success=_hook("on_success", given.get("on_success")),
             on_failure=_hook("on_failure", given.get("on_failure")),
         )
+
+
+def stream_rules(
+    given: TaskOptions, reduce: Callable[[list[Any]], Any] | None, *, yields: bool
+) -> StreamRules | None:
+    """Return the settings of a task's streams, or None if its function does not yield.
+
+    Raises:
+        ConfigurationError: If an option is invalid, or the function does not yield.
+    """
+    if not yields:
+        for option in ("stream_ttl", "stream_limit"):
+            if option in given:
+                raise ConfigurationError(f"{option} needs a function that yields")
+        if reduce is not list:
+            raise ConfigurationError("reduce needs a function that yields")
+        return None
+    if reduce is not None and not callable(reduce):
+        raise refusal("reduce", "be a function that takes the list of items, or None", reduce)
+    limit = given.get("stream_limit", STREAM_LIMIT)
+    check_int("stream_limit", limit, least=1, most=MAX_SAFE_INTEGER)
+    life = seconds("stream_ttl", given.get("stream_ttl", STREAM_TTL), positive=True)
+    return StreamRules(limit, max(1, to_ms(life)), reduce)
 
 
 H = TypeVar("H")
@@ -276,7 +331,7 @@ class QueueRules:
         known = asdict(self._declared.get(queue, NO_RULES))
         new = {name: value for name, value in asdict(options).items() if value is not None}
         for name, value in new.items():
-            if known[name] not in {None, value}:
+            if known[name] is not None and known[name] != value:
                 raise ConfigurationError(
                     f"Queue '{queue}' has two different values for {name}: {known[name]!r} and "
                     f"{value!r}. app.queue_options() can be called several times for a queue, but "

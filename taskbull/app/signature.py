@@ -8,19 +8,20 @@ and logged.
 
 from __future__ import annotations
 
+import ast
+import dis
 import inspect
 import json
-import re
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property
 from inspect import Parameter
 from itertools import takewhile
-from pathlib import Path, PosixPath, PurePath, WindowsPath
+from pathlib import Path, PosixPath, WindowsPath
 from typing import (
     Annotated,
     Any,
@@ -44,6 +45,8 @@ from msgspec.structs import asdict
 
 from taskbull.core import payload
 from taskbull.core.celery import OPTIONS, celery_hint
+from taskbull.core.payload import ConversionError as ConversionError
+from taskbull.core.payload import converter as converter
 from taskbull.core.validation import is_pydantic_model
 from taskbull.errors import (
     ConfigurationError,
@@ -51,153 +54,6 @@ from taskbull.errors import (
     SerializationError,
     UnannotatedWarning,
 )
-
-# Converting JSON to values: msgspec's types, and pydantic models if they are used
-
-
-_JSON = (dict, list, str, int, float, bool, type(None))
-
-_SHOWN_ERRORS = 3
-
-
-class ConversionError(ValueError):
-    """A JSON value does not match its type.
-
-    Attributes:
-        path: Location of the problem inside the value. Empty for the whole value.
-        problem: Rest of a sentence about the value at the path, such as "must be int, got str".
-    """
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"'{path}' {problem}" if path else f"it {problem}")
-        self.path = path
-        self.problem = problem
-
-
-def converter(kind: Any) -> Callable[[bytes], Any]:
-    """Return a function that reads JSON as a `kind`, or raises `ConversionError`.
-
-    Raises:
-        TypeError: If JSON cannot represent the type.
-    """
-    decode = msgspec.json.Decoder(kind, dec_hook=_construct).decode
-    for custom in _custom_types(msgspec_types.type_info(kind), set()):
-        if not _is_constructible(custom):
-            raise TypeError(f"JSON has no form for {custom.__module__}.{custom.__qualname__}")
-
-    def read(raw: bytes) -> Any:
-        try:
-            return decode(raw)
-        except msgspec.ValidationError as error:
-            raise _conversion_error(error) from None
-        except TypeError as error:  # For example, a set of unhashable values.
-            raise ConversionError("", f"is invalid: {error}") from None
-        except (ValueError, msgspec.DecodeError, RecursionError):
-            return _read_tolerantly(kind, raw)
-
-    return read
-
-
-def _is_constructible(kind: type[Any]) -> bool:
-    return (
-        is_pydantic_model(kind)
-        or issubclass(kind, PurePath)
-        or payload.registered_type(kind) is not None
-        or any(_is_a(each, kind) for each in _JSON)
-    )
-
-
-def _read_tolerantly(kind: Any, raw: bytes) -> Any:
-    # Node writes some JSON that msgspec rejects, such as an escaped lone surrogate.
-    try:
-        value = payload.decode(raw)
-    except ValueError as error:
-        raise ConversionError("", f"is not JSON ({error})") from None
-    try:
-        return msgspec.convert(value, kind, dec_hook=_construct, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise _conversion_error(error) from None
-
-
-def _construct(kind: type, value: Any) -> Any:
-    """Return a value of a type unknown to msgspec: a model, a path or an abstract class."""
-    kind = get_origin(kind) or kind
-    if is_pydantic_model(kind):
-        return _validate(kind, value)
-    if (known := payload.registered_type(kind)) is not None:
-        return known.decode(value)
-    if issubclass(kind, PurePath) and isinstance(value, str):
-        return kind(value)
-    if isinstance(value, kind):
-        return value
-    raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
-
-
-def _validate(model: Any, value: Any) -> Any:
-    # Validate from JSON again: in JSON mode, a strict model accepts text for a datetime.
-    try:
-        return model.model_validate_json(json.dumps(value))
-    except ValueError as error:
-        found: list[dict[str, Any]] = getattr(error, "errors", list)()
-        shown = "; ".join(_model_error(each) for each in found[:_SHOWN_ERRORS])
-        more = f"; and {len(found) - _SHOWN_ERRORS} more" if len(found) > _SHOWN_ERRORS else ""
-        raise ValueError(f"Invalid {model.__name__}: {shown}{more}") from None
-
-
-def _model_error(error: dict[str, Any]) -> str:
-    place = ".".join(map(str, error["loc"]))
-    found = "" if error["type"] == "missing" else f" (got {type(error['input']).__name__})"
-    return f"{place}: {error['msg']}{found}" if place else f"{error['msg']}{found}"
-
-
-_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
-_WITH_VALUE = re.compile(r"^Invalid (enum )?value .*", re.DOTALL)
-_MISSING = "Object missing required field "
-_UNKNOWN = "Object contains unknown field "
-
-
-def _conversion_error(error: msgspec.ValidationError) -> ConversionError:
-    message = str(error)
-    place = _PLACE.search(message)
-    problem = message[: place.start()] if place else message
-    return ConversionError(place["path"] if place else "", _predicate(problem.replace("`", "")))
-
-
-def _predicate(problem: str) -> str:
-    """Return the rest of a sentence about a value, from a message of msgspec."""
-    if _WITH_VALUE.match(problem):
-        return "must be one of the values that its type allows"
-    for start, instead in (("Expected ", "must be "), ("Invalid ", "is not a valid ")):
-        if problem.startswith(start):
-            return f"{instead}{problem.removeprefix(start)}"
-    for start, instead in ((_MISSING, "has no field"), (_UNKNOWN, "has the unknown field")):
-        if problem.startswith(start):
-            return f"{instead} '{problem.removeprefix(start)}'"
-    return f"is invalid: {problem}"
-
-
-def _custom_types(info: object, seen: set[int]) -> Iterator[type]:
-    """Return the classes in a type that msgspec does not know. The type may be recursive."""
-    if id(info) in seen:
-        return
-    seen.add(id(info))
-    if isinstance(info, msgspec_types.CustomType):
-        yield info.cls
-    elif isinstance(info, msgspec_types.Type | msgspec_types.Field):
-        assert isinstance(info, Struct)  # noqa: S101 - for the type checker
-        for field in info.__struct_fields__:
-            yield from _custom_types(getattr(info, field), seen)
-    elif isinstance(info, tuple):
-        for part in cast("tuple[object, ...]", info):
-            yield from _custom_types(part, seen)
-
-
-def _is_a(kind: type, of: type) -> bool:
-    try:
-        return issubclass(kind, of)
-    except TypeError:  # Some protocols do not support issubclass().
-        return False
-
 
 # Checking functions
 
@@ -224,7 +80,8 @@ def check_function(function: object, name: str | None, *, process: object = Fals
         ConfigurationError: If the function cannot be a task.
     """
     problem = _problem(function, name)
-    if problem is None and process and inspect.iscoroutinefunction(function):
+    is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    if problem is None and process and is_async:
         problem = "an async def runs in the event loop; process=True needs a sync function"
     if problem is not None:
         raise ConfigurationError(f"{_function_name(function)} cannot be a task: {problem}")
@@ -240,8 +97,6 @@ def _problem(function: object, name: str | None) -> str | None:
         problem = "it is a method; decorate a function outside of the class"
     elif not inspect.isfunction(function):
         problem = "it is not a function made by def or async def"
-    elif inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        problem = "it is a generator; return a list instead of yielding"
     elif function.__name__ == "<lambda>" and name is None:
         problem = "a lambda has no name; name it with name=…, or use def"
     elif _is_bound_to_a_job(function):
@@ -255,6 +110,47 @@ def _problem(function: object, name: str | None) -> str | None:
             "of the class"
         )
     return problem
+
+
+def check_declaration(function: Callable[..., Any]) -> None:
+    """Check that a function only declares a task that another program runs.
+
+    Raises:
+        ConfigurationError: If its body is not `...`.
+    """
+    if not _is_body_empty(function):
+        raise ConfigurationError(
+            f"{_function_name(function)} cannot be a remote task: its body must be '...', because "
+            "another program runs it"
+        )
+
+
+def _is_body_empty(function: Callable[..., Any]) -> bool:
+    function = inspect.unwrap(function)
+    try:
+        source = inspect.getsource(function)
+        is_nested = source[:1].isspace()
+        made: Any = ast.parse(f"if True:\n{source}" if is_nested else source).body[0]
+    except (OSError, TypeError, SyntaxError, ValueError):  # There is no source code to read.
+        # An empty body has no instructions that an empty function lacks.
+        return _instructions(function) <= _instructions(_empty) | _instructions(_aempty)
+    made = made.body[0] if is_nested else made
+    if not isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False  # A lambda.
+    # Linters remove the ellipsis after a docstring.
+    has_docstring = ast.get_docstring(made) is not None
+    body = [ast.dump(part) for part in made.body[has_docstring:]]
+    return body == [ast.dump(ast.Expr(ast.Constant(...)))] or (has_docstring and not body)
+
+
+def _instructions(function: Callable[..., Any]) -> set[str]:
+    return {each.opname for each in dis.get_instructions(function)}
+
+
+def _empty() -> None: ...
+
+
+async def _aempty() -> None: ...
 
 
 def _is_bound_to_a_job(function: Callable[..., Any]) -> bool:
@@ -502,9 +398,14 @@ def arguments_reader(task: str, function: Callable[..., Any], binder: Binder, ex
     Raises:
         ConfigurationError: If an annotation cannot be resolved, or JSON cannot represent its type.
     """
-    hints = _hints(task, function)
-    for name in binder.parameters:
-        _convertible(task, function, name, hints.get(name, Any))
+    hints = dict(_hints(task, function))
+    for name, parameter in binder.parameters.items():
+        try:
+            _convertible(task, function, name, hints.get(name, Any))
+        except ConfigurationError:
+            if parameter.default is Parameter.empty:
+                raise
+            hints[name] = None  # For direct calls only, such as a callback. A job may store null.
     fields = [
         (name, hints.get(name, Any))
         if parameter.default is Parameter.empty
@@ -585,12 +486,42 @@ def result_reader(function: Callable[..., Any]) -> Callable[[bytes], Any]:
         return payload.decode
 
 
+def plain_results(function: Callable[..., Any]) -> frozenset[type] | None:
+    """Return the classes of results that need no check, or None if all results are accepted."""
+    try:
+        hint = get_type_hints(function, include_extras=True)["return"]
+        converter(hint)
+    except Exception:  # noqa: BLE001 - user code: annotations may contain anything
+        return None
+    return None if hint in {Any, object} else _plainly(hint)
+
+
+def check_of_results(task: str, read: Callable[[bytes], Any]) -> Callable[[bytes], None]:
+    """Return a function that raises if a result in JSON does not fit the return annotation."""
+
+    def check(raw: bytes) -> None:
+        if len(raw) > _LARGE_RESULT:
+            return
+        try:
+            read(raw)
+        except Exception as error:  # noqa: BLE001 - user code: a decoder may raise anything
+            raise SerializationError(
+                f"{task}() returned a value that does not fit its annotation: {error}"
+            ) from None
+
+    return check
+
+
+_LARGE_RESULT: Final = 100_000
+"""Results of more bytes are not checked by the worker, because that would block its event loop."""
+
+
 def by_keyword(function: Callable[..., Any], binder: Binder) -> Callable[..., Any]:
     """Return a form of the function that takes all its arguments by name.
 
-    It returns a result that JSON can hold if the annotation promises a dict with integer keys.
+    It returns a result that JSON can hold if the annotation promises a dict with numbers as keys.
     """
-    if _returns_int_keys(function):
+    if _returns_number_keys(function):
         function = _with_text_keys(function)
     if not binder.positional_only:
         return function
@@ -603,10 +534,10 @@ def by_keyword(function: Callable[..., Any], binder: Binder) -> Callable[..., An
     return call
 
 
-def _returns_int_keys(function: Callable[..., Any]) -> bool:
+def _returns_number_keys(function: Callable[..., Any]) -> bool:
     try:
         hint = get_type_hints(function, include_extras=True)["return"]
-        return _has_int_keys(msgspec_types.type_info(hint), set())
+        return _has_number_keys(msgspec_types.type_info(hint), set())
     except Exception:  # noqa: BLE001 - user code: annotations may contain anything
         return False
 
@@ -698,8 +629,8 @@ class _Rule(Struct, frozen=True):
     plainly: frozenset[type]
     """Classes whose instances always fit. Subclasses do not count."""
     read: Callable[[bytes], Any]
-    has_int_keys: bool
-    """True if the type contains a dict with integer keys, which JSON stores as strings."""
+    has_number_keys: bool
+    """True if the type contains a dict with numbers as keys, which JSON stores as strings."""
 
 
 def argument_check(task: str, function: Callable[..., Any], binder: Binder) -> Check:
@@ -755,23 +686,33 @@ def _rule(function: Callable[..., Any], parameter: str) -> _Rule | None:
         return None
     if hint in {Any, object}:
         return None
-    return _Rule(hint, _plainly(hint), read, _has_int_keys(msgspec_types.type_info(hint), set()))
+    return _Rule(hint, _plainly(hint), read, _has_number_keys(msgspec_types.type_info(hint), set()))
 
 
-def _has_int_keys(info: object, seen: set[int]) -> bool:
-    """Return True if a type contains a dict with integer keys. The type may be recursive."""
+def _is_number(key: msgspec_types.Type) -> bool:
+    match key:
+        case msgspec_types.IntType() | msgspec_types.FloatType():
+            return True
+        case msgspec_types.EnumType():
+            return any(isinstance(each.value, int) for each in key.cls)
+        case msgspec_types.LiteralType():
+            return any(isinstance(each, int) for each in key.values)
+        case _:
+            return False
+
+
+def _has_number_keys(info: object, seen: set[int]) -> bool:
+    """Return True if a type contains a dict with numbers as keys. The type may be recursive."""
     if id(info) in seen:
         return False
     seen.add(id(info))
-    if isinstance(info, msgspec_types.DictType) and isinstance(
-        info.key_type, msgspec_types.IntType
-    ):
+    if isinstance(info, msgspec_types.DictType) and _is_number(info.key_type):
         return True
     if isinstance(info, tuple):
-        return any(_has_int_keys(part, seen) for part in cast("tuple[object, ...]", info))
+        return any(_has_number_keys(part, seen) for part in cast("tuple[object, ...]", info))
     if isinstance(info, msgspec_types.Type | msgspec_types.Field):
         assert isinstance(info, Struct)  # noqa: S101 - for the type checker
-        return any(_has_int_keys(getattr(info, one), seen) for one in info.__struct_fields__)
+        return any(_has_number_keys(getattr(info, one), seen) for one in info.__struct_fields__)
     return False
 
 
@@ -793,7 +734,7 @@ def _plainly(hint: Any) -> frozenset[type]:
 
 def _check(task: str, name: str, value: Any, rule: _Rule) -> Any:
     """Return the value to store. Raise `InvalidArguments` if it does not match its annotation."""
-    if rule.has_int_keys:
+    if rule.has_number_keys:
         value = payload.with_text_keys(value, f"data.{name}")
     if issubclass(type(value), _CONTAINERS) and len(value) > _LARGE:
         return value

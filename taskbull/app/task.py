@@ -8,10 +8,35 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from types import GenericAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from msgspec.structs import replace
 
@@ -24,20 +49,29 @@ from taskbull.app.signature import (
     argument_check,
     arguments_reader,
     by_keyword,
+    check_of_results,
     check_resources,
+    converter,
     location_of,
     parameter_reader,
+    plain_results,
     result_reader,
 )
+from taskbull.core import payload
 from taskbull.core.celery import TASK, no_attribute
-from taskbull.core.flow import Children, Growing, Need, Source, children_of
-from taskbull.core.job import ExecutionMode, NewJob
+from taskbull.core.groups import CostRule, GroupRule
+from taskbull.core.job import Children, ExecutionMode, Growing, Need, NewJob, Source, children_of
 from taskbull.core.keys import check_queue_name
-from taskbull.core.options import DedupRule, JobOptions, OnFailure, with_dedup_key
+from taskbull.core.options import DedupRule, JobOptions, OnFailure, with_dedup_key, with_group
 from taskbull.core.validation import check_keywords, check_text, refusal
 from taskbull.errors import ConfigurationError, InvalidArguments
 from taskbull.observability.provider import current_tracer, in_this_span
 from taskbull.queue.handle import BlockingCheck, JobHandle
+from taskbull.queue.streams import StreamReaders
+
+if TYPE_CHECKING:
+    from taskbull.queue.handle import StreamHandle
+
 
 # Chains: jobs that run in sequence, each with the result of the one before.
 
@@ -244,8 +278,19 @@ class TaskCalling:
         """
         arguments = self.binder.bind(args, kwargs)
         self._check(arguments)
+        if options.dedup is None and options.group is None:  # Saves a call.
+            return JobSpec(queue, NewJob(self.name, arguments, options), self)
+        return self.spec_with(queue, options, arguments)
+
+    def spec_with(self, queue: str, options: JobOptions, arguments: dict[str, Any]) -> JobSpec[Any]:
+        """Return a job for checked arguments."""
+        if options.group is not None:
+            options = with_group(options, arguments, self.binder.defaults)
         if options.dedup is not None:
-            options = with_dedup_key(options, arguments, self.binder.defaults)
+            own = with_dedup_key(options, arguments, self.binder.defaults)
+            return JobSpec(
+                queue, NewJob(self.name, arguments, own), self, has_task_key=own is not options
+            )
         return JobSpec(queue, NewJob(self.name, arguments, options), self)
 
     def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -272,6 +317,11 @@ class TaskCalling:
     def read_result(self, raw: bytes) -> Any:
         """Decode a result from JSON."""
         return self._result_reader(raw)
+
+    def result_check(self) -> tuple[frozenset[type], Callable[[bytes], None]] | None:
+        """Return the classes of results that fit the annotation, and a check for other results."""
+        plainly = plain_results(self.function)
+        return None if plainly is None else (plainly, check_of_results(self.name, self.read))
 
     @functools.cached_property
     def _check(self) -> Check:
@@ -363,7 +413,8 @@ class Enqueueable(Generic[P, R]):
         Args:
             **options: Options that replace the task's: `queue`, `attempts`, `backoff`,
                 `error_backoffs`, `timeout`, `expires`, `priority`, `lifo`, `delay`, `eta`,
-                `job_id`, `dedup`, `headers`, `on_failure`, `keep_completed` and `keep_failed`.
+                `job_id`, `dedup`, `group`, `cost`, `headers`, `on_failure`, `keep_completed` and
+                `keep_failed`.
 
         Raises:
             ConfigurationError: If an option is unknown or invalid.
@@ -471,6 +522,9 @@ class Task(Enqueueable[P, R]):
     __name__: str
     __qualname__: str
 
+    is_remote = False
+    """True if another program runs the task."""
+
     def __init__(
         self, function: Callable[..., Any], settings: TaskSettings, calling: TaskCalling
     ) -> None:
@@ -487,17 +541,18 @@ class Task(Enqueueable[P, R]):
 
     @property
     def location(self) -> str:
-        """The source location of the function, as `file:line`."""
+        """The file and line of the function."""
         return location_of(self.function)
 
     @property
     def is_async(self) -> bool:
         """True if the function is an `async def`."""
-        return inspect.iscoroutinefunction(self.function)
+        function = self.function
+        return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
     @property
     def execution_mode(self) -> ExecutionMode:
-        """The site where a worker runs the function: event loop, thread or process."""
+        """Place where the function runs in a worker: event loop, thread or process."""
         if self.settings.process:
             return ExecutionMode.PROCESS
         return ExecutionMode.LOOP if self.is_async else ExecutionMode.THREAD
@@ -565,19 +620,41 @@ class SyncTask(Task[P, R]):
         return result
 
 
-def check_dedup(settings: TaskSettings, binder: Binder) -> None:
-    """Check that the task's deduplication key uses parameters of the function.
+class RemoteTask(Task[P, R]):
+    """A task that another program runs, made by `@app.remote`."""
+
+    is_remote = True
+
+    if not TYPE_CHECKING:  # Type checkers reject the call.
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Raise `TypeError`, because the function is not here."""
+            raise TypeError(
+                f"{self.name}() cannot be called directly: it is a remote task, which another "
+                f"program runs. Use {self.name}.delay(…) or {self.name}.adelay(…)"
+            )
+
+
+def check_rules(settings: TaskSettings, binder: Binder) -> None:
+    """Check that the task's deduplication key, group and cost use parameters of the function.
 
     Raises:
         ConfigurationError: If it names something else.
     """
-    rule = cast("object", settings.options.dedup)
-    if not isinstance(rule, DedupRule):
+    options = settings.options
+    used: list[tuple[str, str]] = []
+    if isinstance(dedup := cast("object", options.dedup), DedupRule):
+        used += (("dedup", name) for name in dedup.names)
+    if isinstance(group := cast("object", options.group), GroupRule):
+        used += (("group_by", name) for name in group.names)
+    if isinstance(cost := cast("object", options.cost), CostRule):
+        used += (("cost", name) for name in cost.names)
+    if binder.catch_all is not None:
         return
-    for name in rule.names:
+    for option, name in used:
         if name not in binder.parameters:
             raise ConfigurationError(
-                f"dedup of task {settings.name!r} uses {name!r}, which is not one of its "
+                f"{option} of task {settings.name!r} uses {name!r}, which is not one of its "
                 f"parameters ({', '.join(binder.parameters) or 'it has none'})"
             )
 
@@ -590,6 +667,191 @@ def make_task(function: Callable[..., Any], settings: TaskSettings, home: Home) 
     return SyncTask[..., Any](function, settings, calling)
 
 
+class RemoteDecorator(Protocol):
+    """Decorator returned by `@app.remote(…)` with arguments."""
+
+    @overload
+    def __call__(  # pyright: ignore[reportOverlappingOverload]
+        self,
+        function: Callable[P, Coroutine[Any, Any, R]],
+        /,
+    ) -> RemoteTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> RemoteTask[P, R]: ...
+
+
+# Tasks whose functions yield: their types, settings and decorators.
+
+
+I = TypeVar("I")  # noqa: E741 - an item
+
+_ITERATORS: Final = frozenset(
+    {AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator}
+)
+
+Reduce = Callable[[list[Any]], Any]
+
+# Annotations
+
+
+def is_generator(function: object) -> bool:
+    """Return True if a function yields."""
+    return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
+
+
+def item_kind(function: Callable[..., Any]) -> Any:
+    """Return the type of the items that a function yields, or Any."""
+    hint = _return_hint(function)
+    arguments = get_args(hint)
+    return arguments[0] if get_origin(hint) in _ITERATORS and arguments else Any
+
+
+def result_kind(function: Callable[..., Any], reduce: Reduce | None) -> Any:
+    """Return the type of the result that is made from a job's items, or Any."""
+    if reduce is None:
+        return None
+    if reduce is list:
+        return GenericAlias(list, (item_kind(function),))
+    text = getattr(reduce, "__self__", None)
+    if isinstance(text, str | bytes) and reduce == text.join:
+        return type(text)
+    return int if reduce is len else _return_hint(reduce)
+
+
+def _return_hint(function: Callable[..., Any]) -> Any:
+    try:
+        return get_type_hints(function, include_extras=True).get("return", Any)
+    except Exception:  # noqa: BLE001 - user code: annotations may contain anything
+        return Any
+
+
+def _reader(kind: Any) -> Callable[[bytes], Any]:
+    try:
+        return payload.decode if kind is Any else converter(kind)
+    except Exception:  # noqa: BLE001 - user code: annotations may contain anything
+        return payload.decode
+
+
+class StreamCalling(TaskCalling):
+    """Converts calls of a function that yields to jobs, and decodes their items."""
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, home: Home, reduce: Reduce | None
+    ) -> None:
+        super().__init__(function, name, home)
+        self._reduce = reduce
+        self.read = StreamReaders(self.read_result, self._read_item)
+
+    @functools.cached_property
+    def _result_reader(self) -> Callable[[bytes], Any]:
+        return _reader(result_kind(self.function, self._reduce))
+
+    @functools.cached_property
+    def _item_reader(self) -> Callable[[bytes], Any]:
+        return _reader(item_kind(self.function))
+
+    def _read_item(self, raw: bytes) -> Any:
+        return self._item_reader(raw)
+
+    def result_check(self) -> None:
+        """Return None, because results are not checked."""
+        return
+
+
+# Tasks
+
+
+class StreamEnqueueable(Enqueueable[P, R], Generic[P, R, I]):
+    """Adds jobs of a task that yields, and follows them."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> StreamHandle[R, I]: ...
+
+        async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> StreamHandle[R, I]: ...
+
+        def options(self, **options: Unpack[CallOptions]) -> StreamVariant[P, R, I]: ...
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[I]:
+        """Enqueue a job with these arguments, and follow the items that it yields. Blocks.
+
+        To get a handle as well, or to notice retries, use `delay` and then `stream` of the handle.
+
+        Raises:
+            TypeError: If the arguments do not match the signature.
+            EnqueueError: If Redis is unavailable for longer than the app's `enqueue_timeout`.
+            JobFailed: After the last item, if the job failed.
+
+        Example:
+            >>> for text in complete.stream("Why is the sky blue?"):
+            ...     print(text, end="")
+        """
+        self.calling.blocking.check()
+        return self.calling.producer.add(self._spec(args, kwargs)).stream()
+
+    async def astream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[I]:
+        """Enqueue a job with these arguments, and follow the items that it yields.
+
+        This is `stream` for asyncio and trio. The job is enqueued when the iteration starts.
+
+        Example:
+            >>> async for text in complete.astream("Why is the sky blue?"):
+            ...     print(text, end="")
+        """
+        job = await self.calling.producer.aadd(self._spec(args, kwargs))
+        items = cast("AsyncGenerator[I, None]", job.astream())
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await items.aclose()
+
+    def _variant(self, queue: str, options: JobOptions) -> Variant[P, R]:
+        return StreamVariant[P, R, I](self.calling, queue, options)
+
+
+class StreamVariant(StreamEnqueueable[P, R, I], Variant[P, R]):
+    """A task that yields with other options, returned by `task.options(…)`."""
+
+
+class StreamTask(StreamEnqueueable[P, R, I], Task[P, R]):
+    """A task made from a function that yields.
+
+    Its jobs stream what they yield. Calling the task directly runs the function, without a queue.
+    """
+
+
+class AsyncStreamTask(StreamTask[P, R, I]):
+    """A task made from an `async def` that yields."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[I]:
+        """Call the function directly."""
+        self.calling.check_given(args, kwargs)
+        items: AsyncIterator[I] = self.function(*args, **kwargs)
+        return items
+
+
+class SyncStreamTask(StreamTask[P, R, I]):
+    """A task made from a plain `def` that yields, which a worker runs in a thread or a process."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[I]:
+        """Call the function directly."""
+        self.calling.check_given(args, kwargs)
+        items: Iterator[I] = self.function(*args, **kwargs)
+        return items
+
+
+def make_stream_task(
+    function: Callable[..., Any], settings: TaskSettings, home: Home
+) -> StreamTask[..., Any, Any]:
+    """Return an `AsyncStreamTask` or a `SyncStreamTask` for the function."""
+    reduce = list if settings.stream is None else settings.stream.reduce
+    calling = StreamCalling(function, settings.name, home, reduce)
+    if inspect.isasyncgenfunction(function):
+        return AsyncStreamTask[..., Any, Any](function, settings, calling)
+    return SyncStreamTask[..., Any, Any](function, settings, calling)
+
+
 class Decorator(Protocol):
     """Decorator returned by `@app.task(…)` with arguments."""
 
@@ -600,4 +862,21 @@ class Decorator(Protocol):
         /,
     ) -> AsyncTask[P, R]: ...
     @overload
+    def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, function: Callable[P, AsyncIterator[I]], /
+    ) -> AsyncStreamTask[P, list[I], I]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, function: Callable[P, Iterator[I]], /
+    ) -> SyncStreamTask[P, list[I], I]: ...
+    @overload
     def __call__(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+
+class ReducingDecorator(Protocol[R]):
+    """Decorator returned by `@app.task(reduce=…)`."""
+
+    @overload
+    def __call__(self, function: Callable[P, AsyncIterator[I]], /) -> AsyncStreamTask[P, R, I]: ...
+    @overload
+    def __call__(self, function: Callable[P, Iterator[I]], /) -> SyncStreamTask[P, R, I]: ...

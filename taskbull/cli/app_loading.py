@@ -191,7 +191,7 @@ def _named(given: str | None) -> tuple[str, str] | None:
     if given:
         return given, ""
     if target := os.environ.get(VARIABLE):
-        return target, f" (from {VARIABLE})"
+        return target, f" (from -A or {VARIABLE})"  # -A before the command sets the variable.
     file = _nearest_file()
     if file is None or (target := _named_in(file)) is None:
         return None

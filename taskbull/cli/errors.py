@@ -27,7 +27,22 @@ from taskbull.monitor.server import SyncServer
 # Advice for Redis errors.
 
 
-WHERE = "--redis URL, TASKBULL_REDIS_URL, or the app's redis=… (-A module:app names the app)"
+def _settings() -> str:
+    """Return the settings for the address of Redis that the running command reads."""
+    context = click.get_current_context(silent=True)
+    command = None if context is None else context.command
+    if isinstance(command, click.Group) and context is not None:
+        command = command.commands.get(context.invoked_subcommand or "")
+    ways = ["--redis URL", "TASKBULL_REDIS_URL", "the app's redis=… (-A module:app names the app)"]
+    if command is not None and not isinstance(command, click.Group):
+        options = {name for each in command.params for name in each.opts}
+        ways = [
+            way
+            for way, option in zip(ways, ("--redis", None, "-A"), strict=True)
+            if option is None or option in options
+        ]
+    return f"{', '.join(ways[:-1])}{',' if len(ways) > 2 else ''} or {ways[-1]}"
+
 
 _BY_CODE = {
     "NOAUTH": "put the user name and the password into the URL: redis://user:password@host",
@@ -62,7 +77,7 @@ def advice(error: TaskbullError, server: SyncServer | None = None) -> str:
     if "max number of clients" in message:
         return "raise maxclients, or close connections: CLIENT LIST shows who opened them"
     if any(words in message for words in ("refused", "not known", "No such file")):
-        return f"start a server, or set its address: {WHERE}; embedded:// needs none"
+        return f"start a server, or set its address: {_settings()}; embedded:// needs none"
     return _about_the_other_side(server)
 
 
@@ -90,7 +105,7 @@ def _about_the_other_side(server: SyncServer | None) -> str:
     address = None if server is None else server.namespace.address
     endpoint = address.endpoints[0] if address is not None and address.endpoints else None
     if address is None or endpoint is None or endpoint.path:
-        return f"start a server, or set its address: {WHERE}"
+        return f"start a server, or set its address: {_settings()}"
     tls = "If the server uses TLS, use rediss:// instead of redis://"
     if address.tls is not None:
         tls = "If the server does not use TLS, use redis:// instead of rediss://"

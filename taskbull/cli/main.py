@@ -20,18 +20,21 @@ from taskbull.cli.commands.admin import (
     obliterate,
     pause,
     promote,
+    quiet,
     remove,
     resume,
+    resume_worker,
     retry,
     retry_all,
+    signal,
 )
 from taskbull.cli.commands.call import call
-from taskbull.cli.commands.dashboard import dashboard
+from taskbull.cli.commands.contract import contract
+from taskbull.cli.commands.dashboard import dashboard, exporter, health
 from taskbull.cli.commands.demo import completion, demo, stop
 from taskbull.cli.commands.doctor import doctor
-from taskbull.cli.commands.exporter import exporter
-from taskbull.cli.commands.jobs import errors, job, jobs, restore, why
-from taskbull.cli.commands.queues import events, queues, tasks, workers
+from taskbull.cli.commands.jobs import errors, job, jobs, restore, stack, why
+from taskbull.cli.commands.queues import events, groups, queues, tasks, workers
 from taskbull.cli.commands.schedules import schedules
 from taskbull.cli.commands.top import top
 from taskbull.cli.commands.worker import worker
@@ -93,12 +96,13 @@ class Commands(click.Group):
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
     "Inspect": (
-        *(dashboard, top, why, tasks, queues, workers, jobs, job, errors, schedules, events),
-        *(doctor, exporter),
+        *(dashboard, top, why, tasks, queues, groups, workers, jobs, job, stack, errors, schedules),
+        *(events, doctor, exporter, health),
     ),
-    "Change jobs": (call, retry, retry_all, promote, cancel, remove, restore),
+    "Change jobs": (call, retry, retry_all, promote, signal, cancel, remove, restore),
     "Change queues": (pause, resume, drain, clean, obliterate),
-    "Other": (completion,),
+    "Change workers": (quiet, resume_worker),
+    "Other": (contract, completion),
 }
 """All commands, in the sections and order of the help."""
 
@@ -113,7 +117,7 @@ ELSEWHERE = {
     "shell": "In Python, import your app and call its tasks; in a terminal, use taskbull call "
     "TASK.",
     "multi": "Use taskbull worker --processes N, or start several workers.",
-    "control": "Use taskbull cancel, pause and resume.",
+    "control": "Use taskbull cancel, pause, resume and quiet.",
     "result": "Use taskbull job QUEUE ID.",
     "report": "Use taskbull doctor.",
 }

@@ -6,7 +6,6 @@ Text from jobs is escaped before it is printed, because it may contain terminal 
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +15,8 @@ from typing import Any, TypeVar
 import click
 
 from taskbull.core import payload
+from taskbull.core.keys import JobState
 from taskbull.core.schedule import Cron, Every, Rule, Schedule
-from taskbull.core.states import JobState
 from taskbull.core.validation import iso
 from taskbull.observability.logs import escape_json
 from taskbull.queue.job_tree import JobTree
@@ -183,15 +182,6 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
     """Return a value as JSON that is safe to print and parses to the same value."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return escape_json(text)
-
-
-def command(name: str, *arguments: str, options: str = "") -> str:
-    """Return a taskbull command that the user can copy, with quoted arguments."""
-    quoted = " ".join(map(shlex.quote, arguments))
-    words = [quoted, options]
-    if any(argument.startswith("-") for argument in arguments):
-        words = [options, "--", quoted]
-    return " ".join(filter(None, [f"taskbull {name}", *words]))
 
 
 def _shown(character: str) -> str:

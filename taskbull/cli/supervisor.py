@@ -13,6 +13,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 from time import monotonic
@@ -36,8 +37,9 @@ from taskbull.app.run import Stop, handle_signals
 from taskbull.cli.output import plural
 from taskbull.cli.server import server_at
 from taskbull.core import events
+from taskbull.core.worker_record import death_line
 from taskbull.errors import TaskbullError
-from taskbull.monitor.server import Namespace, SyncServer
+from taskbull.monitor.server import Namespace
 from taskbull.worker.worker import Worker
 
 # Reaping: process 1 of a container becomes the parent of orphaned processes.
@@ -193,7 +195,8 @@ class LifelineClient:
         return max(said, default=0)
 
 
-# The jobs of a dead worker process, read from Redis. Workers keep no extra record for this.
+# The jobs of a dead worker process, read from Redis. Workers keep no extra record for this. Only
+# the supervisor knows the cause of the death, so it adds it to the logs of the jobs.
 
 
 _LOOKED_AT = 1000
@@ -202,30 +205,38 @@ _LOOKED_AT = 1000
 _NAMED = 10
 
 
-def running_jobs_of(presence: WorkerInfo) -> str:
-    """Return the jobs that a dead worker process was running, as text for the log."""
+def record_death(presence: WorkerInfo, cause: str) -> str:
+    """Add the death of a worker process to the logs of the jobs that it was running.
+
+    Args:
+        presence: Identity of the dead worker.
+        cause: Signal or exit code.
+
+    Returns:
+        The running jobs, as text for the supervisor's log.
+    """
     server = server_at(presence.namespace)
     try:
         server.ping()
         jobs = [
-            job for queue in presence.queues for job in _jobs(server, queue, presence.worker_id)
+            (queue, row.job)
+            for queue in presence.queues
+            for row in reversed(server.active(queue, _LOOKED_AT))
+            if row.job.processed_by == presence.worker_id
         ]
+        line = death_line(presence.worker_id, cause, datetime.now(UTC), len(jobs) - 1)
+        for queue, job in jobs:
+            with suppress(TaskbullError):  # The job may be gone, or Redis may be full.
+                server.queue(queue).add_log(job.id, line)
     except TaskbullError as error:
         return f" (its jobs are unknown, because Redis is unavailable: {error})"
     finally:
         server.close()
     if not jobs:
         return " while idle"
+    named = [f"{job.name} {job.id} (queue {queue})" for queue, job in jobs[:_NAMED]]
     more = f" and {plural(len(jobs) - _NAMED, 'more job')}" if len(jobs) > _NAMED else ""
-    return f" while running {', '.join(jobs[:_NAMED])}{more}"
-
-
-def _jobs(server: SyncServer, queue: str, worker_id: str) -> list[str]:
-    return [
-        f"{row.job.name} {row.job.id} (queue {queue})"
-        for row in reversed(server.active(queue, _LOOKED_AT))
-        if row.job.processed_by == worker_id
-    ]
+    return f" while running {', '.join(named)}{more}"
 
 
 # Recycling: stop a worker process that has reached a limit, so that a new one replaces it.
@@ -368,6 +379,7 @@ class Supervisor:
 
     def restart(self) -> None:
         """Stop all children gracefully. Each one is replaced."""
+        logger.info("Restarting the worker processes")
         for rest in self._resting:
             rest.cancel()
         for child in list(self._children.values()):
@@ -420,7 +432,7 @@ class Supervisor:
             ran = ""
             if end.presence is not None:
                 ran = await to_thread.run_sync(
-                    running_jobs_of, end.presence, abandon_on_cancel=True
+                    record_death, end.presence, end.description, abandon_on_cancel=True
                 )
             message = "Worker process %d died with %s%s; restarting in %.0f s"
             logger.error(message, number, end.description, ran, pause)

@@ -21,10 +21,10 @@ from rich.text import Text
 
 from taskbull.cli.commands.top import COLUMNS, HELP, TopState, cells, ordered
 from taskbull.cli.output import printable
-from taskbull.core.diagnosis import count_of, explain_queue, span
+from taskbull.core.diagnosis import count_of, explain_queue, find_trouble, span
+from taskbull.core.groups import GroupInfo
+from taskbull.core.keys import STATES
 from taskbull.core.queue_health import QueueFacts
-from taskbull.core.states import STATES
-from taskbull.core.trouble import find_trouble
 from taskbull.errors import TaskbullError
 from taskbull.monitor.overview import Overview, all_trouble
 from taskbull.monitor.server import SyncServer
@@ -77,12 +77,16 @@ _MOST_ERRORS: Final = 10
 
 
 def draw(
-    facts: Sequence[QueueFacts], chosen: TopState, title: str, failures: Failures | None = None
+    facts: Sequence[QueueFacts],
+    chosen: TopState,
+    title: str,
+    failures: Failures | None = None,
+    groups: Sequence[GroupInfo] = (),
 ) -> RenderableType:
     """Return the complete screen."""
     parts: list[RenderableType] = [Text(_header(chosen, title), style="bold"), Text()]
     inside = [one for one in facts if one.name == chosen.queue] if chosen.inside else []
-    parts += [_inside(inside[0], failures)] if inside else _outside(facts, chosen)
+    parts += [_inside(inside[0], failures, groups)] if inside else _outside(facts, chosen)
     parts += [Text(), Text(HELP if chosen.help else "q quit  ? help", style="dim")]
     return Group(*parts)
 
@@ -95,7 +99,7 @@ def _header(chosen: TopState, title: str) -> str:
 def _outside(facts: Sequence[QueueFacts], chosen: TopState) -> list[RenderableType]:
     trouble = all_trouble(facts)
     lines: list[RenderableType] = [
-        Text(f"! {printable(one.queue)}  {printable(one.text)}", style="red", overflow="ellipsis")
+        Text(f"! {printable(one.sentence)}", style="red", overflow="ellipsis")
         for one in trouble[:_MOST_TROUBLE]
     ]
     if len(trouble) > _MOST_TROUBLE:
@@ -120,7 +124,9 @@ def table(facts: Sequence[QueueFacts], marked: str | None = None) -> Table:
     return drawn
 
 
-def _inside(queue: QueueFacts, failures: Failures | None) -> RenderableType:
+def _inside(
+    queue: QueueFacts, failures: Failures | None, groups: Sequence[GroupInfo]
+) -> RenderableType:
     counts = "   ".join(f"{queue.counts[state]:,} {state}" for state in STATES)
     lines = [Text(printable(queue.name), style="bold"), Text(counts), Text()]
     lines += [Text(printable(reason.text)) for reason in explain_queue(queue)]
@@ -129,9 +135,16 @@ def _inside(queue: QueueFacts, failures: Failures | None) -> RenderableType:
     for record in queue.records:
         up = span(queue.now.timestamp() - record.started_ms / 1000)
         about = f"{record.running}/{record.concurrency} running   up {up}   lag {record.lag_ms} ms"
-        lines.append(Text(f"{printable(record.id)}   {about}   {record.memory // 2**20} MB"))
+        about += f"   {record.memory // 2**20} MB{'   quiet' if record.quiet else ''}"
+        lines.append(Text(f"{printable(record.id)}   {about}"))
     if queue.foreign:
         lines.append(Text(f"{count_of(queue.foreign, 'other worker')} connected"))
+    if groups:
+        lines += [Text(), Text("largest groups", style="bold")]
+        for one in groups:
+            about = f"{one.waiting:>8,} waiting {one.active:>6,} running {one.held:>8,} held   "
+            about += f"{printable(one.id)}   {one.describe_hold()}"
+            lines.append(Text(about, overflow="ellipsis", no_wrap=True))
     if failures is not None and failures.groups:
         title = f"errors of the newest {count_of(failures.looked_at, 'failed job')}"
         lines += [Text(), Text(title, style="bold")]
@@ -144,6 +157,7 @@ def _inside(queue: QueueFacts, failures: Failures | None) -> RenderableType:
 # The main loop.
 
 
+_GROUPS = 5
 _FAILED = 200
 """Number of failed jobs to group for the queue that is open."""
 
@@ -152,6 +166,7 @@ def run_top(server: SyncServer, interval: float) -> None:
     """Show all queues until the user presses q."""
     overview, chosen, failures = Overview(), TopState(), None
     facts: list[QueueFacts] = []
+    groups: Sequence[GroupInfo] = ()
     title, due = server.address, 0.0
     console = Console(highlight=False, emoji=False, markup=False)
     with pressed_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
@@ -161,20 +176,28 @@ def run_top(server: SyncServer, interval: float) -> None:
                 try:
                     server.watch(overview)
                     failures = _failures(server, chosen, failures)
+                    groups = _groups(server, chosen, overview)
                     title = server.address
                 except TaskbullError as error:
                     title = f"{server.address} does not answer: {error}"
                 else:
                     facts = overview.facts()
-            live.update(draw(facts, chosen, title, failures), refresh=True)
+            live.update(draw(facts, chosen, title, failures, groups), refresh=True)
             for key in next_keys(interval if chosen.frozen else due - monotonic()):
                 names = [queue.name for queue in ordered(facts, chosen.sort)]
                 before, chosen = chosen, chosen.after(key, names)
                 if chosen.inside and not before.inside:
-                    failures, due = None, 0.0
+                    failures, groups, due = None, (), 0.0
 
 
 def _failures(server: SyncServer, chosen: TopState, before: Failures | None) -> Failures | None:
     if not chosen.inside or chosen.queue is None:
         return None
     return server.failures(chosen.queue, _FAILED, before=before)
+
+
+def _groups(server: SyncServer, chosen: TopState, overview: Overview) -> Sequence[GroupInfo]:
+    watch = overview.watches.get(chosen.queue or "")
+    if not chosen.inside or watch is None or not watch.has_prioritized:
+        return ()
+    return server.groups(watch.name, _GROUPS)

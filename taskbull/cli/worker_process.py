@@ -16,7 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 from io import UnsupportedOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import click
@@ -24,8 +24,7 @@ import msgspec
 
 from taskbull import __version__
 from taskbull.app.app import App
-from taskbull.app.pool.plan import pool_size
-from taskbull.app.run import backend_options, run_until_signal
+from taskbull.app.run import backend_options, pool_size, run_until_signal
 from taskbull.cli.app_loading import find_app
 from taskbull.cli.commands.doctor import first_trouble
 from taskbull.cli.commands.worker import WorkerFlags, check_known, read_queues
@@ -68,7 +67,7 @@ def show_banner(app: App, worker: Worker, backend: str) -> None:
         "app": app.name,
         "redis": "",
         "queues": "",
-        "tasks": ", ".join(sorted(app.tasks)) or "none",
+        "tasks": ", ".join(sorted(app.registry.local)) or "none",
         "concurrency": _concurrency(worker),
         "processes": _processes(worker),
         "worker": worker.id,
@@ -201,7 +200,7 @@ def serving(source: MetricsSource, host: str, port: int) -> Generator[None]:
         raise click.UsageError(
             "--metrics-port needs prometheus_client: pip install 'taskbull[metrics]'"
         )
-    from taskbull.observability.http_server import MetricsServer  # noqa: PLC0415 - optional
+    from taskbull.observability.http_server import MetricsServer  # noqa: PLC0415 - few need it
 
     try:
         endpoint = MetricsServer(source, host, port)
@@ -253,6 +252,8 @@ def _work(flags: WorkerFlags) -> int:
     set_up_logging(flags.log_options, made.id)
     if flags.is_first and flags.log_format != "json":
         show_banner(app, made, flags.loop)
+    else:
+        _log_start(app, made, flags.loop)
     share = Share(flags.max_jobs, flags.max_memory)
     recycling = Recycling(share, made) if share.limited else None
     watchers = [] if recycling is None else [recycling.watch]
@@ -264,7 +265,28 @@ def _work(flags: WorkerFlags) -> int:
     settings = backend_options(flags.backend, uvloop=flags.uvloop)
     with measured(made, flags.metrics_host, flags.metrics_port, flags.metrics_to):
         anyio.run(serve, backend=flags.backend, backend_options=settings)
+    logger.info("Worker stopped", extra={"worker_id": made.id})
     return RECYCLED if recycling is not None and recycling.done else 0
+
+
+def _log_start(app: App, worker: Worker, backend: str) -> None:
+    """Log what the banner shows, for logs that programs read and for further processes."""
+    tasks, queues = sorted(app.registry.local), list(worker.queues)
+    logger.info(
+        "Worker started: app %s, Redis at %s, queues %s",
+        *(app.name, worker.address, ", ".join(queues)),
+        extra={
+            "worker_id": worker.id,
+            "version": __version__,
+            "python": platform.python_version(),
+            "backend": backend,
+            "app": app.name,
+            "redis": str(worker.address),
+            "queues": queues,
+            "tasks": tasks,
+            "concurrency": _concurrency(worker),
+        },
+    )
 
 
 def _presence(worker: Worker) -> WorkerInfo:
@@ -284,6 +306,8 @@ def command_words(context: click.Context, leave_out: set[str]) -> list[str]:
         elif value is True:
             words.append(parameter.opts[-1])
         elif parameter.multiple:
+            if isinstance(value, dict):
+                value = [f"{k}={v}" for k, v in cast("dict[str, str]", value).items()]
             for one in value:
                 words += [parameter.opts[-1], str(one)]
         else:

@@ -1,4 +1,4 @@
-"""Hints for users of Celery, RQ and Dramatiq: taskbull's equivalents of their names, in errors.
+"""Hints for users of other libraries: taskbull's equivalents of their names, in errors.
 
 Each text completes the sentence "Celery's `countdown` is …".
 """
@@ -58,6 +58,16 @@ OPTIONS: Final[Mapping[str, str]] = {
     "store_results": "not needed here: results are part of the jobs. Leave it out",
     "actor_name": "name=… here",
     "queue_name": "queue=… here",
+    "_job_id": "job_id=… here: task.options(job_id='a').delay(…)",
+    "_queue_name": "queue=… here: task.options(queue='q').delay(…)",
+    "_defer_by": "delay=… here: task.options(delay=60).delay(…)",
+    "_defer_until": "eta=… here: task.options(eta=…).delay(…)",
+    "_expires": "expires=… here: task.options(expires=60).delay(…)",
+    "max_tries": "attempts=… here",
+    "keep_result": "keep_completed=Keep(age=…) here",
+    "task_name": "name=… here",
+    "retry_on_error": "attempts=… here: any error is retried, or those in retry_on=(…)",
+    "cron": "schedule=Cron('0 3 * * *') here",
 }
 """Options of tasks and calls."""
 
@@ -66,9 +76,18 @@ _OTHERS: Final = {
         ("meta", "at_front", "job_timeout", "result_ttl", "failure_ttl", "depends_on"), "RQ"
     ),
     **dict.fromkeys(("get_current_job", "enqueue", "job"), "RQ"),
+    **dict.fromkeys(("return_value", "get_status", "is_finished", "is_failed"), "RQ"),
     **dict.fromkeys(("max_age", "min_backoff", "max_backoff", "store_results"), "Dramatiq"),
     **dict.fromkeys(("actor_name", "queue_name", "actor", "send"), "Dramatiq"),
     **dict.fromkeys(("send_with_options", "message", "message_with_options"), "Dramatiq"),
+    **dict.fromkeys(("get_result", "pipeline"), "Dramatiq"),
+    **dict.fromkeys(("_job_id", "_queue_name", "_defer_by", "_defer_until", "_expires"), "arq"),
+    **dict.fromkeys(("max_tries", "keep_result", "enqueue_job", "abort"), "arq"),
+    **dict.fromkeys(("create_pool", "RedisSettings", "cron"), "arq"),
+    **dict.fromkeys(("task_name", "retry_on_error", "kiq", "kicker"), "Taskiq"),
+    **dict.fromkeys(("on_event", "wait_result", "is_ready", "TaskiqDepends"), "Taskiq"),
+    **dict.fromkeys(("FlowProducer", "QueueEvents"), "BullMQ"),
+    **dict.fromkeys(("WaitingChildrenError", "DelayedError"), "BullMQ"),
 }
 """Libraries whose names are not Celery's, by name."""
 
@@ -112,6 +131,10 @@ WORKER: Final[Mapping[str, str]] = {
 
 TASK: Final[Mapping[str, str]] = {
     "apply_async": "task.options(delay=60, queue='q').delay(1, 2) here",
+    "delay_on_commit": "task.delay(1, 2) here, which waits for the commit if "
+    "'taskbull.django' is in INSTALLED_APPS",
+    "apply_async_on_commit": "task.delay(1, 2) here, which waits for the commit if "
+    "'taskbull.django' is in INSTALLED_APPS",
     "apply": "task(…) here: the function itself; or taskbull.testing.recorded(app)",
     "s": "task.job(1, 2) here, for app.enqueue([…])",
     "si": "task.job(1, 2) here, for app.enqueue([…])",
@@ -129,6 +152,8 @@ TASK: Final[Mapping[str, str]] = {
     "send_with_options": "task.options(delay=60).delay(1, 2) here",
     "message": "task.job(1, 2) here, for app.enqueue([…])",
     "message_with_options": "task.options(…).job(1, 2) here, for app.enqueue([…])",
+    "kiq": "await task.adelay(…) here, or task.delay(…) in sync code",
+    "kicker": "task.options(…) here",
 }
 """Attributes of a task."""
 
@@ -145,6 +170,8 @@ APP: Final[Mapping[str, str]] = {
     "worker_main": "app.run() here",
     "start": "app.run() here",
     "Task": "@app.middleware here, around each job",
+    "enqueue_job": "await task.adelay(…) here, or task.delay(…) in sync code",
+    "on_event": "@app.lifespan here, around each worker",
 }
 """Attributes of a Celery app."""
 
@@ -159,6 +186,14 @@ RESULT: Final[Mapping[str, str]] = {
     "task_id": "job.id here",
     "forget": "app.sync_queue(job.queue).remove(job.id) here",
     "revoke": "job.cancel() here, or await job.acancel()",
+    "wait_result": "await job.aresult(timeout=…) here, which returns the value",
+    "is_ready": "await job.astate() here, which tells completed or failed",
+    "get_result": "job.result(timeout=…) here, or await job.aresult(timeout=…)",
+    "return_value": "job.result(timeout=…) here, or await job.aresult(timeout=…)",
+    "get_status": "job.state() here",
+    "is_finished": "job.state() == 'completed' here",
+    "is_failed": "job.state() == 'failed' here",
+    "abort": "await job.acancel() here",
 }
 """Attributes of a Celery result."""
 
@@ -181,6 +216,15 @@ MODULE: Final[Mapping[str, str]] = {
     "get_current_job": "current_job(None) here, which returns None outside a job",
     "job": "@app.task here",
     "actor": "@app.task here",
+    "pipeline": "chain(a.job(1), b.job()) here",
+    "cron": "@app.task(schedule=Cron('0 3 * * *')) here",
+    "create_pool": "not needed here: App(redis=…) connects when it is used",
+    "RedisSettings": "App(redis='redis://…') here",
+    "TaskiqDepends": "from_lifespan() here, for what the lifespan yields",
+    "FlowProducer": "task.after(other.job(…), …) here",
+    "QueueEvents": "app.queue(name).events() here, or @app.on(events.Completed)",
+    "WaitingChildrenError": "raise WaitForChildren here, after current_job().spawn(…)",
+    "DelayedError": "raise Snooze(30) here",
 }
 """Names that can be imported."""
 

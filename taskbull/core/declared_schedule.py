@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from taskbull.core.job import NewJob
-from taskbull.core.schedule import Rule, check_rule, check_schedule_id
+from taskbull.core.schedule import Rule, Schedule, check_rule, check_schedule_id
 from taskbull.core.wire.schedule import check_template
 
 
@@ -34,3 +34,9 @@ class DeclaredSchedules(Struct, frozen=True):
     def of(self, queue: str) -> Sequence[DeclaredSchedule]:
         """Return the schedules of a queue."""
         return self.by_queue.get(queue, ())
+
+    def no_longer_include(self, schedule: Schedule) -> bool:
+        """Return True if the app declared this schedule once, but does not now."""
+        if schedule.declared_by != self.app:
+            return False
+        return all(each.id != schedule.id for each in self.of(schedule.queue))

@@ -7,18 +7,20 @@ The module also formats times and numbers for these sentences.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from taskbull.core.cancelling import is_cancelled
-from taskbull.core.outcome import is_expired
-from taskbull.core.queue_health import QueueFacts, empty_in, plain
-from taskbull.core.states import MAX_SAFE_INTEGER, JobState
-from taskbull.core.validation import instant_from_ms, nearest
-from taskbull.core.worker_record import WorkerRecord
+from taskbull.core.groups import GroupInfo
+from taskbull.core.keys import MAX_SAFE_INTEGER, JobState
+from taskbull.core.outcome import is_cancelled, is_expired
+from taskbull.core.queue_health import QueueFacts, plain
+from taskbull.core.steps import JobStep
+from taskbull.core.validation import command, instant_from_ms, nearest
+from taskbull.core.worker_record import WorkerDeath, WorkerRecord
 
 # Times and numbers in words.
 
@@ -83,6 +85,9 @@ def holding(
         unclaimed: First and last time when a worker fetched the job without knowing its task.
         state: State of the job. Limits on starts are reported only for jobs that wait to start.
     """
+    if queue.refusal:
+        text = f"Redis refuses writes: {queue.refusal}. No worker can fetch a job."
+        yield _reason("refused", text, reason=queue.refusal)
     if queue.paused:
         yield _paused(queue)
     if queue.workers == 0:
@@ -94,16 +99,15 @@ def holding(
     opened = [one for one in ours if one.circuit is not None and one.circuit.state == "open"]
     if ours and len(opened) == len(ours):
         yield _breaker(queue, opened)
-    if state in _STARTING:
+    if state in WAITING_TO_START:
         yield from _limits(queue)
-    if ours and all(record.stopping for record in ours):
-        text = "The only worker is shutting down and fetches no more jobs."
-        if len(ours) > 1:
-            text = f"All {len(ours)} workers are shutting down and fetch no more jobs."
-        yield Reason("stopping", text, {"workers": len(ours)})
+    if ours and all(record.stopping or record.quiet for record in ours):
+        yield _not_fetching(ours)
 
 
-_STARTING = frozenset({JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED, JobState.UNKNOWN})
+WAITING_TO_START = frozenset(
+    {JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED, JobState.UNKNOWN}
+)
 
 
 def explain_queue(queue: QueueFacts) -> list[Reason]:
@@ -145,6 +149,18 @@ def _paused(queue: QueueFacts) -> Reason:
         text += f" ({note.why})" if note.why else ""
         facts |= {"by": note.by, "why": note.why}
     return Reason("paused", f"{text}. Resume it.", facts)
+
+
+def _not_fetching(workers: Sequence[WorkerRecord]) -> Reason:
+    quiet = [record.id for record in workers if record.quiet and not record.stopping]
+    is_one = len(workers) == 1
+    who = "The only worker is" if is_one else f"All {len(workers)} workers are"
+    fetches = "fetches" if is_one else "fetch"
+    if not quiet:
+        text = f"{who} shutting down and {fetches} no more jobs."
+        return Reason("stopping", text, {"workers": len(workers)})
+    text = f"{who} quiet and {fetches} no jobs. Run `{command('resume-worker', quiet[0])}`."
+    return Reason("quiet", text, {"workers": quiet})
 
 
 def _no_worker(queue: QueueFacts) -> Reason:
@@ -191,7 +207,9 @@ def _busy(queue: QueueFacts) -> Iterator[Reason]:
     if queue.longest is not None:
         ran = span((queue.now - queue.longest.started).total_seconds())
         text += f"; the longest-running job, {queue.longest.label}, has run for {ran}"
-    advice = " Cancel it, or start another worker." if queue.is_stuck else ""
+    advice = ""
+    if queue.is_stuck:
+        advice = " `taskbull stack` shows where it is. Cancel it, or start another worker."
     yield Reason("busy", f"{text}.{advice}", {"slots": slots, "stuck": queue.is_stuck})
 
 
@@ -255,14 +273,14 @@ def _pace(queue: QueueFacts, *, held: bool) -> Reason:
     if queue.waiting_since is not None:
         waited = span((queue.now - queue.waiting_since).total_seconds())
         text += f"; {'it' if waiting == 1 else 'the next one'} has waited {waited}"
-    left = empty_in(waiting, out, queue.arrivals)
+    left = queue.seconds_left
     if out and not held:
         if left is None:
-            text += f". Workers finish {_rate(out)}"
+            text += f". Workers finished {_rate(out)} in the last minute"
         elif left == float("inf"):
-            text += f". Workers finish {_rate(out)}, but jobs are added faster"
+            text += f". Workers finish {_rate(out)} (last minute), but jobs are added faster"
         else:
-            text += f". At {_rate(out)}, the queue is empty in about {span(left)}"
+            text += f". At {_rate(out)} (last minute), the queue is empty in about {span(left)}"
     return Reason("waiting", f"{text}.", facts)
 
 
@@ -275,6 +293,7 @@ class ChildFacts(Struct, frozen=True):
     label: str
     """Name and id of the child, such as `fetch#13`."""
     state: JobState
+    id: str = ""
 
 
 class JobFacts(Struct, frozen=True, kw_only=True):
@@ -299,6 +318,8 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     worker: str = ""
     lock_seconds: float | None = None
     """Seconds until the lock expires, or `None` if the job has no lock."""
+    deaths: Sequence[WorkerDeath] = ()
+    """Deaths of workers while they ran the job, oldest first."""
     lock_renewed: float | None = None
     """Seconds since the lock was last renewed."""
     usual: float | None = None
@@ -318,7 +339,11 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     """Number of all children."""
     awaited: Sequence[ChildFacts] = ()
     """Some of the pending children."""
+    waits: list[JobStep] = []
+    """Signals that it waits for, and its sleep."""
     expires: datetime | None = None
+    group: GroupInfo | None = None
+    """Group of a job that waits to start."""
     before: int | None = None
     """Number of jobs ahead of this one."""
     before_unranked: int = 0
@@ -387,6 +412,7 @@ def _ended(job: JobFacts) -> Iterator[Reason]:
     elif job.state is JobState.FAILED:
         text = f"It {_failure(job, when)}"
         yield _reason("failed", text, finished=job.finished, reason=job.reason)
+        yield from _deaths(job)
     elif job.state is JobState.UNKNOWN and job.sure:
         text = (
             "It is in none of the queue's lists: an older BullMQ may have dropped it when the "
@@ -410,9 +436,9 @@ def _alive(job: JobFacts) -> Iterator[Reason]:
     if job.state is JobState.ACTIVE:
         yield from _running(job)
         return
-    own = [*_own(job)]
+    own = [*_own(job), *_deaths(job)]
     held = [*holding(job.queue, job.name, job.unknown_task, job.state)]
-    if job.state in _STARTING:
+    if job.state in WAITING_TO_START:
         held += _busy(job.queue)
     yield from own
     yield from held
@@ -430,6 +456,7 @@ def _running(job: JobFacts) -> Iterator[Reason]:
         within = span(2 * job.stalled_interval)
         text = f"{gone} Another worker, if there is one, returns it to the queue within {within}."
         yield _reason("stalled", text, worker=job.worker, started=job.started)
+        yield from _deaths(job)
         yield from holding(job.queue, job.name, job.unknown_task, job.state)
         return
     if (seen := job.queue.gone.get(job.worker)) is not None:
@@ -437,6 +464,7 @@ def _running(job: JobFacts) -> Iterator[Reason]:
         text = f"Its worker {job.worker} is gone: it has written no record for {silent}. When "
         text += f"its lock expires in {span(job.lock_seconds)}, another worker can return it."
         yield _reason("worker_gone", text, worker=job.worker, started=job.started, seen=seen)
+        yield from _deaths(job)
         yield from holding(job.queue, job.name, job.unknown_task, job.state)
         return
     who = job.worker or "A worker"
@@ -447,6 +475,10 @@ def _running(job: JobFacts) -> Iterator[Reason]:
     elif job.lock_seconds < 1e9:
         lock = f"; its lock expires in {span(job.lock_seconds)}"
     usual = "" if job.usual is None else f" It usually takes {span(job.usual)}."
+    if is_cancelled(job.deferred_failure):
+        text = f"It was asked to stop ({job.deferred_failure}). A plain function in a thread cannot"
+        text += " be stopped: it ends when it checks job.cancelled, or when its worker restarts."
+        yield _reason("cancelling", text, reason=job.deferred_failure)
     yield _reason(
         "running",
         f"{who} has been running it{since}{lock}.{usual}",
@@ -455,6 +487,16 @@ def _running(job: JobFacts) -> Iterator[Reason]:
         lock_seconds=job.lock_seconds,
         usual=job.usual,
     )
+
+
+def _deaths(job: JobFacts) -> Iterator[Reason]:
+    if not job.deaths:
+        return
+    them = _listed([str(death) for death in job.deaths[-3:]])
+    workers = "A worker" if len(job.deaths) == 1 else f"{len(job.deaths)} workers"
+    text = f"{workers} died while running it: {them}. With process=True, a task that kills its "
+    text += "process harms no other job."
+    yield _reason("worker_died", text, deaths=[str(death) for death in job.deaths])
 
 
 def _own(job: JobFacts) -> Iterator[Reason]:
@@ -471,14 +513,45 @@ def _own(job: JobFacts) -> Iterator[Reason]:
             until = f"{moment(job.due, now)} (in {span(-late)})"
             yield _reason("delayed", f"It is delayed until {until}{_delayed_by(job)}", due=job.due)
     if job.state is JobState.WAITING_CHILDREN:
-        yield _children(job)
+        yield from _lost_waits(job)
+        for wait in job.waits:
+            yield _wait(job, wait, now)
+        if job.pending > len(job.waits) or not job.waits:
+            yield _children(job)
+    if job.group is not None:
+        yield from _group(job.group, now)
     if job.expires is not None:
-        past = job.expires <= now
-        at = moment(job.expires, now)
-        text = f"It expired at {at} and will not run."
-        if not past:
-            text = f"It will expire at {at} if it has not started."
-        yield _reason("expires", text, expires=job.expires)
+        yield _expiry(job, job.expires)
+
+
+def _expiry(job: JobFacts, expires: datetime) -> Reason:
+    at = moment(expires, job.queue.now)
+    again = "" if job.started is None else " again"
+    text = f"It will expire at {at} if it has not started{again}."
+    if expires <= job.queue.now:
+        text = f"It expired at {at} and will not run{again}."
+    return _reason("expires", text, expires=expires)
+
+
+def _group(group: GroupInfo, now: datetime) -> Iterator[Reason]:
+    if group.paused:
+        text = f"Its group {group.id} is paused; queue.set_group(…, paused=False) resumes it"
+    elif group.concurrency is not None and group.active >= group.concurrency:
+        text = f"Its group {group.id} runs {group.active} of {count_of(group.concurrency, 'job')}"
+    elif group.limited_until is not None:
+        left = span(max(0.0, (group.limited_until - now).total_seconds()))
+        text = f"Its group {group.id} is rate-limited; its next job can start in {left}"
+    else:
+        return
+    yield _reason(
+        "group",
+        f"{text}.",
+        group=group.id,
+        active=group.active,
+        concurrency=group.concurrency,
+        limited_until=group.limited_until,
+        paused=group.paused,
+    )
 
 
 def _delayed_by(job: JobFacts) -> str:
@@ -496,6 +569,33 @@ def _delayed_by(job: JobFacts) -> str:
     if job.attempts_made and job.reason:
         return _closed(f" because attempt {job.attempts_made} failed with {job.reason}")
     return ", as requested when it was added."
+
+
+def _lost_waits(job: JobFacts) -> Iterator[Reason]:
+    lost = [child.id for child in job.awaited if child.state is JobState.UNKNOWN]
+    if lost and job.waits:
+        text = (
+            f"Nothing will end its wait, because its child job '{lost[0]}' was deleted from Redis. "
+            f"Cancel and then retry this job: {command('cancel', job.queue.name, job.id)}, "
+            f"{command('retry', job.queue.name, job.id)}."
+        )
+        yield _reason("wait_lost", text, child=lost[0])
+
+
+def _wait(job: JobFacts, wait: JobStep, now: datetime) -> Reason:
+    until = ""
+    if wait.until is not None:
+        left = (wait.until - now).total_seconds()
+        until = f" until {moment(wait.until, now)} (in {span(left)})"
+    if wait.kind == "sleep":
+        return _reason("sleeping", f"It sleeps{until}, without a slot.", until=wait.until)
+    since = "" if wait.started is None else span((now - wait.started).total_seconds())
+    limit = until or ", without a limit"
+    text = (
+        f"It has been waiting for the signal '{wait.name}' for {since}{limit}"
+        f". Send it with: {command('signal', job.queue.name, job.id, wait.name, 'JSON')}."
+    )
+    return _reason("signal", text, signal=wait.name, until=wait.until)
 
 
 def _children(job: JobFacts) -> Reason:
@@ -521,11 +621,11 @@ def _queue_position(job: JobFacts, *, held: bool) -> Iterator[Reason]:
     text = f"{about}{jobs} {'is' if job.before == 1 else 'are'} ahead of it"
     if job.before_unranked:
         text += f" ({job.before_unranked:,} of them without priority, which run first)"
-    out = None if job.queue.is_stuck else job.queue.out
+    out = job.queue.pace
     wait = None
     if out:
         wait = job.before / out
-        text += f". At {_rate(out)}, that is about {span(wait)}"
+        text += f". At {_rate(out)} (last minute), that is about {span(wait)}"
     yield _reason(
         "behind",
         f"{text}.",
@@ -559,3 +659,145 @@ def _closed(text: str) -> str:
 def _reason(code: str, text: str, **facts: Any) -> Reason:
     known: Mapping[str, Any] = {name: value for name, value in facts.items() if value is not None}
     return Reason(code, text, known)
+
+
+# Rules that find problems of a queue and describe each in one line.
+
+
+MOST_FAILED: Final = 0.05
+"""Share of finished jobs that may fail before it is a problem."""
+
+LEAST_FAILED: Final = 10
+"""Minimum number of failed jobs to report."""
+MANY_FAILED: Final = 100
+"""Minimum number of stored failed jobs to report if fewer completed jobs are stored."""
+MINUTES: Final = 10
+LONGEST_WAIT: Final = 300.0
+LATEST_SCHEDULE: Final = 60.0
+
+Remedy: TypeAlias = Literal["errors", "why", "resume", "workers", "schedules", "queue"]
+"""Action or view that helps to solve a problem."""
+
+
+class Trouble(Struct, frozen=True):
+    """A problem of a queue."""
+
+    queue: str
+    code: str
+    """Short identifier, such as `paused` or `failing`."""
+    weight: int
+    """Severity. Larger is worse."""
+    text: str
+    """Description in one line."""
+    remedy: Remedy
+
+    @property
+    def is_shared(self) -> bool:
+        """True for a problem of a Redis server or of a worker's machine, not of one queue."""
+        return self.code in {"refused", "clock"}
+
+    @property
+    def sentence(self) -> str:
+        """The description with the name of the queue, unless other queues share the problem."""
+        return self.text if self.is_shared else f"{self.queue}: {self.text}"
+
+
+def find_trouble(queue: QueueFacts) -> list[Trouble]:
+    """Return all problems of a queue, the worst first."""
+    found = [
+        Trouble(queue.name, code, weight, text, remedy)
+        for code, weight, text, remedy in _troubles(queue)
+    ]
+    return sorted(found, key=lambda trouble: -trouble.weight)
+
+
+def _troubles(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
+    if queue.problem is not None:
+        yield "unreadable", 100, f"cannot be read: {queue.problem}", "queue"
+    waiting = queue.waiting
+    if queue.refusal:
+        text = f"Redis refuses writes ({queue.refusal}): no job can be added or fetched"
+        yield "refused", 95, text, "queue"
+    if waiting and queue.workers == 0 and queue.connected is not None and not queue.paused:
+        seen = queue.last_seen
+        since = " connected" if seen is None else f" for {span((queue.now - seen).total_seconds())}"
+        yield "no_worker", 90, f"{waiting:,} waiting, no worker{since}", "why"
+    yield from _failures(queue)
+    yield from _running_trouble(queue)
+    opened = [one for one in queue.records if one.circuit and one.circuit.state == "open"]
+    if opened:
+        workers = f"{len(opened)} of {count_of(len(queue.records), 'worker')}"
+        yield "breaker", 60, f"circuit breaker open in {workers}", "workers"
+    if queue.waiting_since is not None and not queue.paused and queue.workers:
+        age = (queue.now - queue.waiting_since).total_seconds()
+        if age > LONGEST_WAIT:
+            yield "old", 50, f"{waiting:,} waiting, the next for {span(age)}", "why"
+    if queue.paused and waiting:
+        yield "paused", 40, _pause_line(queue), "resume"
+    yield from _oddities(queue)
+
+
+def _failures(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
+    stored = queue.counts.get(JobState.FAILED, 0)
+    if failed := _failing(queue):
+        yield "failing", 80, failed, "errors"
+    elif stored >= MANY_FAILED and stored > queue.counts.get(JobState.COMPLETED, 0):
+        yield "failed", 25, f"{stored:,} failed jobs are stored, more than completed ones", "errors"
+
+
+def _running_trouble(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
+    if queue.unknown_tasks:
+        yield "task_unknown", 75, unknown_tasks(queue), "why"
+    if queue.lockless:
+        jobs = count_of(queue.lockless, "running job")
+        yield "stalled", 70, f"{jobs} without a lock (worker gone, or cut off)", "workers"
+    if queue.is_stuck and queue.longest is not None and not queue.paused:
+        ran = span((queue.now - queue.longest.started).total_seconds())
+        text = f"all {count_of(queue.busy_slots, 'slot')} busy, nothing finished for a minute; "
+        yield "busy", 65, f"{text}{queue.longest.label} has run for {ran}", "why"
+
+
+def _failing(queue: QueueFacts) -> str:
+    failed = round(queue.failed.total(MINUTES) * (1 - queue.cancelled_share))
+    ended = failed + queue.completed.total(MINUTES)
+    if failed < LEAST_FAILED or failed <= MOST_FAILED * ended:
+        return ""
+    text = f"{failed:,} failed in {MINUTES} min"
+    if queue.worst_error:
+        them = f"the newest {queue.worst_of:,}" if queue.worst_of else "them"
+        return f"{text}, {queue.worst_share:.0%} of {them} {queue.worst_error}"
+    return text
+
+
+def _pause_line(queue: QueueFacts) -> str:
+    note = queue.note
+    if note is None:
+        return f"paused, {queue.waiting:,} waiting"
+    since = instant_from_ms(note.at_ms) if note.at_ms else None
+    text = "paused" if since is None else f"paused for {ago(since, queue.now)[:-4]}"
+    text += f" by {note.by}" if note.by else ""
+    return f"{text}: {note.why}" if note.why else text
+
+
+def _oddities(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
+    if queue.next_scheduled is not None:
+        late = (queue.now - queue.next_scheduled).total_seconds()
+        if late > LATEST_SCHEDULE:
+            yield "late", 30, f"a schedule is {span(late)} late", "schedules"
+    for record in queue.records:
+        if record.skew:
+            side = "ahead of" if record.skew > 0 else "behind"
+            text = f"the clock of worker {record.id} is {span(abs(record.skew))} {side} Redis's"
+            yield "clock", 15, text, "workers"
+    majors = {major for version in queue.versions if (major := _major(version))}
+    if {"5", "6"} <= majors:
+        text = "BullMQ 5 and 6 both use this queue; resuming it with BullMQ 5 may lose jobs"
+        yield "mixed", 20, text, "queue"
+    if queue.counts.get(JobState.WAITING, 0) and queue.counts.get(JobState.PAUSED, 0):
+        text = "jobs are in both the wait and paused lists; resume the queue with taskbull"
+        yield "split", 35, text, "resume"
+
+
+def _major(version: str) -> str:
+    found = re.match(r"bullmq:(\d+)\.", version)
+    return found[1] if found else ""

@@ -76,6 +76,11 @@ class JobEvent(Event, frozen=True, kw_only=True):
 
     job: Job
 
+    @property
+    def ref(self) -> str:
+        """String that identifies the job, for `app.job(ref)`."""
+        return f"{self.queue}:{self.job.id}"
+
 
 class Started(JobEvent, frozen=True, kw_only=True):
     """A worker fetched a job and is starting it."""
@@ -327,6 +332,12 @@ FailureHook: TypeAlias = Callable[[Job, Failure], object]
 """Function, plain or async, that is called with a failed job and its failure."""
 
 
+def is_async(function: object) -> bool:
+    """Return True if the function is an `async def`, or an object whose `__call__` is one."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - not a test whether it can be called
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
 def check_listener(kind: object, listener: object, *, thread: bool = False) -> None:
     """Raise `ConfigurationError` unless the listener can be called with events of this class."""
     if not _is_event(kind):
@@ -334,7 +345,7 @@ def check_listener(kind: object, listener: object, *, thread: bool = False) -> N
     if not callable(listener):
         raise refusal("listener", "be a function that takes the event", listener)
     check_bool("thread", thread)
-    if thread and inspect.iscoroutinefunction(listener):
+    if thread and is_async(listener):
         raise refusal("listener", "be a plain function to run in a thread", listener)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from hashlib import blake2b
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 VARIABLE: Final = "<…>"
 """Placeholder for a part of a message that differs from job to job."""
@@ -22,6 +24,7 @@ _VARIABLES: Final = re.compile(
     | \d{4}-\d\d-\d\d[T ][\d:.,]*(?:Z|[+-][\d:]*)?   # a date and a time
     | (?<!\w)(?:0x)?(?=[a-f-]*\d)[0-9a-f-]{6,}(?!\w) # a UUID, a digest, an address in memory
     | (?<![a-z_])\d[\d.,:_]*                         # a number, a time
+    | (?<=[a-z])\d+(?=[.][a-z])                      # the number of a host: smtp1.example.org
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -56,8 +59,12 @@ class ErrorFingerprint(Struct, frozen=True):
 
 def common_part(message: str) -> str:
     """Return the first line of a message, with `<…>` for variable parts."""
-    line = message.strip().partition("\n")[0][:_LONGEST]
-    return _VARIABLES.sub(VARIABLE, line)
+    return _VARIABLES.sub(VARIABLE, first_line(message))
+
+
+def first_line(message: str) -> str:
+    """Return the first line of a message, cut to the length that error groups show."""
+    return message.strip().partition("\n")[0][:_LONGEST]
 
 
 def alike(task: str, reason: str, head: str = "", tail: str = "") -> ErrorFingerprint:
@@ -70,10 +77,24 @@ def alike(task: str, reason: str, head: str = "", tail: str = "") -> ErrorFinger
         tail: End of the stack trace.
     """
     kind = _kind(reason, head, tail)
-    message = reason
-    if kind and reason.startswith(kind):
-        message = reason[len(kind) :].lstrip(": ")
-    return ErrorFingerprint(task, kind.rpartition(".")[2], common_part(message))
+    message = common_part(_without(kind, reason))
+    return ErrorFingerprint(task, kind.rpartition(".")[2], message)
+
+
+def describe(what: ErrorFingerprint, reasons: Collection[str]) -> str:
+    """Return the error of a group in one line: its whole message if all jobs have the same one."""
+    if len({first_line(reason) for reason in reasons}) != 1:
+        return what.error
+    [message] = {first_line(_without(what.kind, reason)) for reason in reasons}
+    return replace(what, message=message).error
+
+
+def _without(kind: str, reason: str) -> str:
+    """Return the message in a failure reason, without the class of the error."""
+    found = _class(reason.partition("\n")[0])
+    if kind and found.rpartition(".")[2] == kind.rpartition(".")[2]:
+        return reason[len(found) :].lstrip(": ")
+    return reason
 
 
 def frame_of(head: str, tail: str) -> str:

@@ -1,23 +1,34 @@
-"""Jobs: new ones to add, stored ones that were read, rows of lists, where functions run."""
+"""Jobs: new and stored ones, flows of them, and middleware around the running one."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core import payload
-from taskbull.core.keys import NAME_LIMIT
-from taskbull.core.options import JobOptions
-from taskbull.core.states import JobState, due_ms_of_score
-from taskbull.core.validation import check_text, check_type, instant_from_ms, iso
+from taskbull.core.keys import NAME_LIMIT, JobState, QueueKeys, due_ms_of_score
+from taskbull.core.options import ON_FAILURE, JobOptions, OnFailure
+from taskbull.core.validation import (
+    check_choice,
+    check_text,
+    check_type,
+    instant_from_ms,
+    iso,
+    refusal,
+)
 from taskbull.core.wire.options import StoredOptions
-from taskbull.errors import CorruptJob
+from taskbull.errors import ConfigurationError, CorruptJob
+
+# Jobs: new ones to add, stored ones that were read, rows of lists, where functions run.
 
 
 class Ticket(Struct, frozen=True):
@@ -318,6 +329,19 @@ def _instant(ms: int | None) -> datetime | None:
     return None if ms is None else instant_from_ms(ms)
 
 
+class JobStack(Struct, frozen=True):
+    """The stack of a running job, as its worker reported it."""
+
+    worker: str
+    """Id of the worker."""
+    place: str
+    """Place of the function: "event loop", "thread" or "process". "queue" if it waits."""
+    seconds: float
+    """Seconds that the job has been running."""
+    stack: str
+    """The stack as Python prints it, innermost call last, or a sentence if there is none."""
+
+
 class ExecutionMode(StrEnum):
     """Place where a task's function runs. The value is the text shown to users."""
 
@@ -325,3 +349,268 @@ class ExecutionMode(StrEnum):
     """The function is an `async def` and is awaited."""
     THREAD = "thread"
     PROCESS = "process"
+
+
+# Flows: trees of jobs that run after their children, and the checks of such trees.
+#
+# The jobs of a flow are added level by level, as BullMQ does: first the root, then its children,
+# then their children.
+
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Need(Struct, frozen=True):
+    """A task parameter that takes the results of children."""
+
+    parameter: str
+    child: str
+    """Task name of the children."""
+    one: bool
+    """True if the parameter takes the result of one child, False if it takes a list."""
+
+
+class Branch(Struct, frozen=True):
+    """A job of a flow with all its descendants."""
+
+    queue: QueueKeys
+    job: NewJob
+    children: Sequence[tuple[Branch, OnFailure]] = ()
+    """Children with their default `on_failure`. A child's own options take precedence."""
+    needs: Sequence[Need] = ()
+    """Parameters of the job's task that take results of children."""
+
+
+class Source(Protocol[R_co]):
+    """The task of a group of children, which knows the type of their results."""
+
+    @property
+    def name(self) -> str: ...
+    def read_result(self, raw: bytes) -> R_co: ...
+
+
+class Growing(Protocol):
+    """A job created by `task.job(…)` or `queue.job(…)`."""
+
+    def branch(self) -> Branch:
+        """Return the job and its descendants as a branch of a flow."""
+        ...
+
+    def after(self, children: Children, /) -> Growing:
+        """Return a copy of the job that also waits for these children."""
+        ...
+
+    def template(self) -> Growing:
+        """Return the job for a schedule."""
+        ...
+
+    def prepared(self) -> Growing:
+        """Return the job and its children as the app's `on_enqueue` functions leave them."""
+        ...
+
+
+class Children(Struct, frozen=True):
+    """A group of jobs that a parent waits for, with a common `on_failure`."""
+
+    jobs: tuple[Growing, ...]
+    on_failure: OnFailure
+
+
+def branches_of(children: Iterable[Children]) -> list[tuple[Branch, OnFailure]]:
+    """Return each child as a branch, with its group's `on_failure`."""
+    return [(job.branch(), group.on_failure) for group in children for job in group.jobs]
+
+
+def queues_of(branch: Branch) -> list[QueueKeys]:
+    """Return the distinct queues of a tree."""
+    found = {branch.queue.base: branch.queue}
+    for child, _ in branch.children:
+        found |= {queue.base: queue for queue in queues_of(child)}
+    return list(found.values())
+
+
+class Member(Struct, frozen=True):
+    """A job of a flow, with the list indexes of its parent and children."""
+
+    branch: Branch
+    id: str
+    parent: int | None
+    """Index of the parent, or `None` for the root."""
+    on_failure: OnFailure
+    children: range
+    """Indexes of the children."""
+
+
+def children_of(what: str, jobs: Sequence[object], on_failure: object) -> Children:
+    """Collect the arguments of `after` or `spawn`, each a job or an iterable of jobs.
+
+    Raises:
+        ConfigurationError: An argument is not a job, or `on_failure` is invalid.
+    """
+    check_choice("on_failure", on_failure, ON_FAILURE)
+    found: list[object] = []
+    for each in jobs:
+        if not is_job(each) and isinstance(each, Iterable):
+            found += cast("Iterable[object]", each)
+        else:
+            found.append(each)
+    for place, job in enumerate(found):
+        if not is_job(job):
+            rule = "be created with task.job(…) or queue.job(…)"
+            raise refusal(f"jobs[{place}] of {what}", rule, job)
+    return Children(tuple(cast("list[Growing]", found)), cast("OnFailure", on_failure))
+
+
+def is_job(value: object) -> TypeGuard[Growing]:
+    """Return True if the value was created by `task.job(…)` or `queue.job(…)`."""
+    return callable(getattr(value, "branch", None))
+
+
+def arrange(root: Branch, new_id: Callable[[int], str]) -> list[Member]:
+    """Return the jobs of a flow level by level.
+
+    `new_id` returns an id for a job without one, given its index.
+
+    Raises:
+        ConfigurationError: The tree is not a valid flow, for example because a job occurs twice.
+    """
+    members: list[Member] = []
+    left: deque[tuple[Branch, int | None, OnFailure]] = deque([(root, None, "fail")])
+    places: dict[tuple[str, str], int] = {}
+    while left:
+        branch, parent, default = left.popleft()
+        place = len(members)
+        options = branch.job.options
+        _check(branch)
+        job_id = options.job_id or new_id(place)
+        known = places.setdefault((branch.queue.base, job_id), place)
+        if known != place:
+            raise _twice(members, known, parent, job_id, branch.queue.queue)
+        on_failure = options.on_failure or default
+        if parent is not None:
+            _check_child(branch.job, on_failure)
+        first = place + 1 + len(left)
+        below = range(first, first + len(branch.children))
+        members.append(Member(branch, job_id, parent, on_failure, below))
+        left.extend((child, place, policy) for child, policy in branch.children)
+    return members
+
+
+def _check(branch: Branch) -> None:
+    job = branch.job
+    if job.options.dedup is not None:
+        raise ConfigurationError(
+            f"Job '{job.name}' of a flow cannot have a dedup key: if it were a duplicate, its "
+            f"parent would wait forever. Use job_id instead, or {job.name}.options(dedup=None)"
+        )
+    for need in branch.needs:
+        found = sum(child.job.name == need.child for child, _ in branch.children)
+        if need.one and found != 1:
+            advice = (
+                f"add one with {job.name}.after(…), or pass the argument"
+                if found == 0
+                else "use from_children for several"
+            )
+            raise ConfigurationError(
+                f"Parameter '{need.parameter}' of task '{job.name}' needs exactly one child "
+                f"'{need.child}', but the job has {found or 'none'}: {advice}"
+            )
+
+
+def check_single(name: str, children: Collection[object], needs: Sequence[Need]) -> None:
+    """Raise `ConfigurationError` if a schedule's job has children or needs their results."""
+    advice = "let the scheduled task add the flow"
+    if children:
+        raise ConfigurationError(
+            f"A schedule adds single jobs, but the job of task '{name}' has children: {advice}"
+        )
+    if needs:
+        need = needs[0]
+        raise ConfigurationError(
+            f"A schedule adds single jobs, but parameter '{need.parameter}' of task '{name}' needs "
+            f"the result of child '{need.child}': pass the argument, or {advice}"
+        )
+
+
+def _check_child(job: NewJob, on_failure: OnFailure) -> None:
+    keep = job.options.keep_failed
+    if on_failure == "wait" and keep is not None and keep.count == 0:
+        raise ConfigurationError(
+            f"Child '{job.name}' cannot have on_failure=\"wait\" and keep_failed=Keep.none(): it "
+            "would be removed when it fails, and its parent would run as if it had completed"
+        )
+
+
+def _twice(
+    members: Sequence[Member], known: int, parent: int | None, job_id: str, queue: str
+) -> ConfigurationError:
+    above: int | None = parent
+    while above is not None:
+        if above == known:
+            return ConfigurationError(
+                f"job {job_id} of queue {queue} would wait for itself: it is its own ancestor in "
+                "the flow"
+            )
+        above = members[above].parent
+    return ConfigurationError(
+        f"job {job_id} of queue {queue} is in the flow twice: each job has one parent, and "
+        "needs a job_id of its own"
+    )
+
+
+# Middleware around task functions, and the context variable of the running job.
+
+
+class Running(Protocol):
+    """The attributes of the running job that log lines and new jobs use."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def worker_id(self) -> str: ...
+    @property
+    def headers(self) -> dict[str, str]: ...
+
+
+current: ContextVar[Running] = ContextVar("taskbull_current_job")
+"""The running job. It is set for all code that a handler calls, including in worker threads."""
+
+
+# Middleware: layers around a handler that can inspect the job and change the result.
+
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+CallNext: TypeAlias = Callable[[J], Awaitable[Any]]
+"""The next layer, or the handler itself."""
+
+Middleware: TypeAlias = Callable[[J, CallNext[J]], Awaitable[Any]]
+"""`async def layer(job, call_next)`. It returns the result, usually `await call_next(job)`."""
+
+PlainMiddleware: TypeAlias = Callable[[J, Callable[[J], Any]], Any]
+"""`def layer(job, call_next)` around a sync function. Here, `call_next(job)` is the result."""
+
+
+def compose(
+    layers: Sequence[Callable[[J, Callable[[J], R]], R]], handler: Callable[[J], R]
+) -> Callable[[J], R]:
+    """Return the handler wrapped in layers, the first one outermost."""
+    for layer in reversed(layers):
+        handler = _around(layer, handler)
+    return handler
+
+
+def _around(
+    layer: Callable[[J, Callable[[J], R]], R], call_next: Callable[[J], R]
+) -> Callable[[J], R]:
+    def call(job: J) -> R:
+        return layer(job, call_next)
+
+    return call

@@ -1,9 +1,10 @@
-"""Names of a queue's Redis keys, and of the connections of its workers."""
+"""Names of a queue's Redis keys, job states, and the scores of priorities and delays."""
 
 from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
@@ -11,6 +12,9 @@ from msgspec.structs import force_setattr
 
 from taskbull.core.validation import check_bool, check_text, refusal
 from taskbull.errors import ConfigurationError
+
+# Names of a queue's Redis keys, and of the connections of its workers.
+
 
 PREFIX = "bull"
 """Default prefix of all keys, which is also BullMQ's."""
@@ -154,6 +158,14 @@ class QueueKeys(Struct, frozen=True):
         """Return the key of the job's log lines."""
         return f"{self.base}{job_id}:logs"
 
+    def steps(self, job_id: str) -> str:
+        """Return the key of the hash with the job's steps. Only taskbull uses it."""
+        return f"{self.base}{job_id}:tb:steps"
+
+    def items(self, job_id: str) -> str:
+        """Return the key of the stream with the items that the job yields."""
+        return f"{self.base}{job_id}:tb:items"
+
     def dependencies(self, job_id: str) -> str:
         """Return the key of the set of the job's unfinished children."""
         return f"{self.base}{job_id}:dependencies"
@@ -225,3 +237,82 @@ def has_hash_tag(key: str) -> bool:
     _, opened, rest = key.partition("{")
     tag, closed, _ = rest.partition("}")
     return bool(opened and closed and tag)
+
+
+# Job states, and the arithmetic of BullMQ's priority and delay scores.
+
+
+class JobState(StrEnum):
+    """State of a job."""
+
+    WAITING = "waiting"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DELAYED = "delayed"
+    PRIORITIZED = "prioritized"
+    WAITING_CHILDREN = "waiting-children"
+    PAUSED = "paused"
+    UNKNOWN = "unknown"
+
+
+STATES = (
+    JobState.WAITING,
+    JobState.ACTIVE,
+    JobState.PRIORITIZED,
+    JobState.DELAYED,
+    JobState.WAITING_CHILDREN,
+    JobState.PAUSED,
+    JobState.FAILED,
+    JobState.COMPLETED,
+)
+"""States of stored jobs, in display order."""
+
+
+MAX_PRIORITY = 2**21 - 1
+"""Least urgent priority. The scores of a larger one would exceed a double's exact integers."""
+
+MAX_SAFE_INTEGER = 2**53 - 1
+"""Largest integer that JSON, Redis scores and Node represent exactly."""
+
+MAX_DUE_MS = 2**41 - 1
+"""Last millisecond that a score in `delayed` can hold: 6 September 2039."""
+
+_PRIORITY_STEP = 2**32
+_DELAY_STEP = 4096
+
+
+def priority_score(priority: int, counter: int) -> int:
+    """Return the score in `prioritized`. Lower runs first; `counter` orders equal priorities."""
+    return priority * _PRIORITY_STEP + counter % _PRIORITY_STEP
+
+
+def priority_of_score(score: float) -> int:
+    """Return the priority that a score in `prioritized` encodes."""
+    return _whole(score) // _PRIORITY_STEP
+
+
+def due_ms(base_ms: int, delay_ms: int) -> int:
+    """Return the time when a job is due, capped at `MAX_DUE_MS`."""
+    return min(base_ms + max(delay_ms, 0), MAX_DUE_MS)
+
+
+def delay_score_range(due: int) -> tuple[int, int]:
+    """Return the lowest and the highest score of jobs that are due in this millisecond."""
+    lowest = due * _DELAY_STEP
+    return lowest, lowest + _DELAY_STEP - 1
+
+
+def due_ms_of_score(score: float) -> int:
+    """Return the due time in ms that a score in `delayed` encodes."""
+    return _whole(score) // _DELAY_STEP
+
+
+def _whole(score: float) -> int:
+    # Other clients may write any score, including infinity.
+    return int(max(-MAX_SAFE_INTEGER, min(score, MAX_SAFE_INTEGER)))
+
+
+def highest_due_score(now_ms: int) -> int:
+    """Return the highest score in `delayed` that is due at `now_ms`."""
+    return delay_score_range(now_ms)[1]

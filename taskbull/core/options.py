@@ -18,8 +18,18 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from taskbull.core.backoff import DEFAULT_BACKOFF, Backoff
-from taskbull.core.keys import RESERVED_IDS
-from taskbull.core.states import MAX_DUE_MS, MAX_PRIORITY, MAX_SAFE_INTEGER
+from taskbull.core.groups import (
+    MAX_CONCURRENCY,
+    CostRule,
+    GroupRule,
+    Groups,
+    Limiter,
+    call_with,
+    names_used,
+    read_cost,
+    read_group_id,
+)
+from taskbull.core.keys import MAX_DUE_MS, MAX_PRIORITY, MAX_SAFE_INTEGER, RESERVED_IDS
 from taskbull.core.validation import (
     Duration,
     check_bool,
@@ -55,11 +65,7 @@ class Keep(Struct, frozen=True, kw_only=True):
     if TYPE_CHECKING:  # `age` may be a timedelta; it is stored in seconds.
 
         def __init__(
-            self,
-            *,
-            age: Duration | None = None,
-            count: int | None = None,
-            limit: int | None = None,
+            self, *, age: Duration | None = None, count: int | None = None, limit: int | None = None
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -98,6 +104,24 @@ SIZE_LIMIT = 10_000_000
 KEEP_LOGS = 1000
 
 _MANY_KEPT = 10_000
+
+STREAM_TTL: Final = 3600.0
+"""Default for the seconds that a stream lives after its job has ended."""
+
+STREAM_LIMIT: Final = 10_000
+"""Default for the maximum number of entries in a stream."""
+
+
+class StreamRules(Struct, frozen=True):
+    """Settings of a task whose function yields items."""
+
+    limit: int
+    """Maximum number of entries in a job's stream."""
+    life_ms: int
+    """Milliseconds that a stream lives after its job has ended."""
+    reduce: Callable[[list[Any]], Any] | None
+    """Function that makes the job's result from the list of items. None discards the items."""
+
 
 OnFailure: TypeAlias = Literal["fail", "ignore", "continue", "drop", "wait"]
 """Effect of a failed child on its parent."""
@@ -151,8 +175,8 @@ class Dedup(Struct, frozen=True):
 
 DedupKey: TypeAlias = str | Dedup | Callable[..., str | Dedup | None]
 """Deduplication declared at a task: a format string over its arguments, such as
-`"report-{user_id}"`, a `Dedup` with such a key, or a function of the arguments. A function may
-return None for a job without a key."""
+`"report-{user_id}"`, a `Dedup` with such a key, or a function of the arguments. A function gets
+only the arguments that it names, and may return None for a job without a key."""
 
 
 class DedupRule(Struct, frozen=True):
@@ -172,10 +196,10 @@ class DedupRule(Struct, frozen=True):
 
     @property
     def names(self) -> list[str]:
-        """The parameters that the format string uses."""
+        """The parameters that the format string or the function uses."""
         key = self.key.key if isinstance(self.key, Dedup) else self.key
         if not isinstance(key, str):
-            return []
+            return names_used(key)
         try:
             fields = [field for _, field, _, _ in Formatter().parse(key) if field is not None]
         except ValueError as error:
@@ -190,11 +214,18 @@ class DedupRule(Struct, frozen=True):
         """
         key = self.key
         if isinstance(key, Dedup):
-            return replace(key, key=key.key.format_map(arguments))
+            return replace(key, key=_formatted(key.key, arguments))
         if isinstance(key, str):
-            return Dedup(key.format_map(arguments))
-        made = key(**arguments)
+            return Dedup(_formatted(key, arguments))
+        made = call_with(key, arguments)
         return Dedup(made) if isinstance(made, str) else _made_dedup(made)
+
+
+def _formatted(key: str, arguments: Mapping[str, Any]) -> str:
+    try:
+        return key.format_map(arguments)
+    except KeyError as error:
+        raise ConfigurationError(f"dedup uses the argument {error}, which the call lacks") from None
 
 
 def with_dedup_key(
@@ -205,6 +236,31 @@ def with_dedup_key(
     if not isinstance(rule, DedupRule):
         return options
     return replace(options, dedup=rule.of({**defaults, **arguments}))
+
+
+# Options of tasks with a group resolve to few different ones. Each entry keeps its task's options
+# alive, so that no id is reused.
+_grouped: dict[tuple[int, str | None, int], tuple[JobOptions, JobOptions]] = {}
+_GROUPED_KEPT = 256
+
+
+def with_group(
+    options: JobOptions, arguments: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> JobOptions:
+    """Return the options with the group and the cost of a job with these arguments."""
+    rule, price = cast("object", options.group), cast("object", options.cost)
+    if not isinstance(rule, GroupRule) and not isinstance(price, CostRule):
+        return options
+    known = {**defaults, **arguments}
+    group = rule.of(known) if isinstance(rule, GroupRule) else options.group
+    cost = price.of(known) if isinstance(price, CostRule) else options.cost
+    entry = _grouped.get((id(options), group, cost))
+    if entry is None:
+        if len(_grouped) >= _GROUPED_KEPT:
+            _grouped.clear()
+        entry = options, replace(options, group=group, cost=cost)
+        _grouped[id(options), group, cost] = entry
+    return entry[1]
 
 
 def _made_dedup(value: object) -> Dedup | None:
@@ -245,14 +301,19 @@ class CallKeywords(TaskKeywords, total=False):
     dedup: Dedup | str | None
     on_failure: OnFailure | None
     headers: Mapping[str, str] | None
+    group: str | int | None
 
 
 class JobKeywords(CallKeywords, total=False):
     """Job options accepted by `queue.add`, which takes all of them."""
 
+    cost: int
     keep_logs: int | None
     stack_trace_limit: int | None
     size_limit: int
+
+
+_NO_COST: Final = 1
 
 
 class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -287,6 +348,10 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Effect on the parent if this child of a flow fails. `None` uses the parent's setting."""
     headers: Mapping[str, str] | None = None
     """Metadata of the job, such as a request id. Not part of its arguments."""
+    group: str | None = None
+    """Group of the job, for fair turns and limits per key. Cannot be combined with `priority`."""
+    cost: int = 1
+    """Cost of the job in the limiter of its group."""
     keep_completed: Keep | None = DEFAULT_KEEP_COMPLETED
     """Retention rule for completed jobs."""
     keep_failed: Keep | None = DEFAULT_KEEP_FAILED
@@ -323,6 +388,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             check_choice("on_failure", self.on_failure, ON_FAILURE)
         if self.headers is not None:
             force_setattr(self, "headers", _read_headers(self.headers))
+        if self.group is not None or self.cost is not _NO_COST:
+            self._check_group(self.group)
         _check_keep("keep_completed", self.keep_completed)
         _check_keep("keep_failed", self.keep_failed)
         if self.keep_logs is not None:
@@ -330,6 +397,18 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.stack_trace_limit is not None:
             check_int("stack_trace_limit", self.stack_trace_limit, least=0)
         check_int("size_limit", self.size_limit, least=1)
+
+    def _check_group(self, group: object) -> None:
+        force_setattr(self, "cost", read_cost(self.cost))
+        if group is None:
+            return
+        if not isinstance(group, GroupRule):
+            force_setattr(self, "group", read_group_id(group))
+        if self.priority:
+            raise ConfigurationError(
+                f"group and priority ({self.priority}) cannot be used together: the turns of the "
+                "groups decide when a job starts"
+            )
 
     def _check_time(self) -> None:
         if self.delay is not None:
@@ -447,28 +526,6 @@ def _check_keep(field: str, keep: Keep | None) -> None:
 
 
 MAX_DATA_POINTS = 100_000  # ten weeks
-MAX_CONCURRENCY = 100_000
-
-
-class Limiter(Struct, frozen=True):
-    """Rate limit: start at most `max` jobs of a queue per `duration`, across all its workers.
-
-    Example:
-        Limiter(100, 60)  # 100 jobs per minute
-    """
-
-    max: int
-    """Number of jobs that may start in each window."""
-    duration: float
-    """Length of the window in seconds."""
-
-    if TYPE_CHECKING:  # `duration` may be a timedelta; it is stored in seconds.
-
-        def __init__(self, max: int, duration: Duration) -> None: ...  # noqa: A002
-
-    def __post_init__(self) -> None:
-        check_int("limiter max", self.max, least=1, most=MAX_SAFE_INTEGER - 1)
-        force_setattr(self, "duration", seconds("limiter duration", self.duration, positive=True))
 
 
 OnLostLock: TypeAlias = Literal["continue", "cancel"]
@@ -488,6 +545,7 @@ class WorkerKeywords(TypedDict, total=False):
     process_max_jobs: int | None
     process_max_memory: int | None
     process_memory_limit: int | None
+    process_env: Mapping[str, str] | None
     shutdown_timeout: Duration
     max_reconnect_attempts: int
     worker_id: str | None
@@ -497,6 +555,7 @@ class WorkerKeywords(TypedDict, total=False):
     burst_wait: Duration
     metrics_data_points: int
     records: bool
+    step_ttl: Duration
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -529,6 +588,12 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Memory in MB above which a pool process is replaced after a job."""
     process_memory_limit: int | None = None
     """Address space limit of a pool process in MB. Exceeding it raises `MemoryError`."""
+    process_env: Mapping[str, str] | None = None
+    """Environment variables of pool processes. `{n}` is the process's number, from 0.
+
+    A process that replaces another one gets its number. So `{"CUDA_VISIBLE_DEVICES": "{n}"}` gives
+    each process its own GPU.
+    """
     shutdown_timeout: float = 30.0
     """Time for running jobs to finish when the worker stops."""
     max_reconnect_attempts: int = 0
@@ -547,6 +612,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Number of minutes to keep BullMQ's per-minute counts in Redis. 0 disables them."""
     records: bool = True
     """Publish status records for `taskbull top` and the dashboard."""
+    step_ttl: float = 7 * 86_400.0
+    """Time to keep the results of a job's steps after the last one, unless the job is removed."""
 
     if TYPE_CHECKING:
 
@@ -570,6 +637,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for field in _COUNTS:
             if (value := getattr(self, field)) is not None:
                 check_int(field, value, least=1)
+        if self.process_env is not None:
+            _check_environment(self.process_env)
         check_int("max_reconnect_attempts", self.max_reconnect_attempts, least=0)
         if self.worker_id is not None:
             check_worker_id(self.worker_id)
@@ -584,6 +653,7 @@ class QueueKeywords(TypedDict, total=False):
     concurrency: int | None
     limiter: Limiter | None
     global_concurrency: int | None
+    groups: Groups | None
 
 
 class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -598,6 +668,8 @@ class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Rate limit of the queue. Overrides the worker's."""
     global_concurrency: int | None = None
     """Maximum number of jobs that run concurrently across all workers, including Node's."""
+    groups: Groups | None = None
+    """Limits and weights of the queue's groups."""
 
     if TYPE_CHECKING:
 
@@ -608,6 +680,8 @@ class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             check_concurrency("concurrency", self.concurrency)
         if self.global_concurrency is not None:
             check_int("global_concurrency", self.global_concurrency, least=1, most=MAX_SAFE_INTEGER)
+        if self.groups is not None:
+            check_type("groups", self.groups, Groups, "be Groups")
         if self.limiter is not None:
             check_type("limiter", self.limiter, Limiter, "be a Limiter")
 
@@ -635,6 +709,7 @@ _POSITIVE_DURATIONS = (
     "stalled_interval",
     "loop_block_limit",
     "drain_delay",
+    "step_ttl",
 )
 
 
@@ -644,6 +719,16 @@ def check_concurrency(field: str, value: object) -> None:
     The upper limit exists because each slot uses memory even while it is idle.
     """
     check_int(field, value, least=1, most=MAX_CONCURRENCY)
+
+
+def _check_environment(variables: object) -> None:
+    check_type("process_env", variables, Mapping, "be a dict of environment variables")
+    for name, value in cast("Mapping[object, object]", variables).items():
+        text = check_text("a name in process_env", name)
+        if "=" in text or "\0" in text:
+            raise refusal("a name in process_env", "not contain '=' or NUL", name)
+        if not isinstance(value, str) or "\0" in value:
+            raise refusal(f"process_env[{text!r}]", "be a string without NUL", value)
 
 
 def check_worker_id(worker_id: object) -> None:

@@ -13,15 +13,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import PurePath
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Union, cast, get_args, get_origin
 
 import msgspec
+from msgspec import Struct
+from msgspec import inspect as msgspec_types
 from msgspec.inspect import CustomType as MsgspecCustomType
 from msgspec.inspect import type_info
+from msgspec.structs import fields
 
-from taskbull.core.states import MAX_SAFE_INTEGER
+from taskbull.core.keys import MAX_SAFE_INTEGER
 from taskbull.core.validation import is_pydantic_model, refusal
 from taskbull.errors import ConfigurationError, SerializationError
 
@@ -49,17 +55,33 @@ def _is_lazy_text(value: object) -> bool:
     return kind.__name__ == "__proxy__" and kind.__module__ == "django.utils.functional"
 
 
+def model_advice(kind: type[Any]) -> str:
+    """Return what to pass in place of a Django model or queryset, or an empty string."""
+    if hasattr(kind, "_meta") and hasattr(kind, "pk"):
+        return ": pass its primary key (pk), and load the object in the task"
+    if any(each.__module__ == "django.db.models.query" for each in kind.__mro__):
+        return ": pass a list of primary keys, and load the objects in the task"
+    return ""
+
+
 class CustomType(NamedTuple):
     """Functions that convert values of a registered class to and from JSON."""
 
     encode: Callable[[Any], object]
     decode: Callable[[Any], Any]
+    schema: Any = None
+    """Type of the JSON form, or its JSON Schema. None if it is unknown."""
 
 
 _registered: dict[type, CustomType] = {}
 
 
-def register_type(cls: type, encode: Callable[[Any], object], decode: Callable[[Any], Any]) -> None:
+def register_type(
+    cls: type,
+    encode: Callable[[Any], object],
+    decode: Callable[[Any], Any],
+    schema: Any = None,
+) -> None:
     """Store values of a class and its subclasses as what `encode` returns.
 
     Raises:
@@ -71,11 +93,11 @@ def register_type(cls: type, encode: Callable[[Any], object], decode: Callable[[
         if not callable(function):
             raise refusal(name, "be a function that takes one value", function)
     known = _registered.get(cls)
-    if known is not None and known != (encode, decode):
+    if known is not None and known != (encode, decode, schema):
         raise ConfigurationError(f"Type {cls.__qualname__} is already registered")
     if is_pydantic_model(cls) or not isinstance(type_info(cls), MsgspecCustomType):
         raise ConfigurationError(f"Type {cls.__qualname__} has a JSON form already")
-    _registered[cls] = CustomType(encode, decode)
+    _registered[cls] = CustomType(encode, decode, schema)
 
 
 def registered_type(cls: type) -> CustomType | None:
@@ -205,17 +227,25 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def check_size(size: int, limit: int, what: str = "Job payload") -> None:
+def check_size(size: int, limit: int, what: str = "Job payload", data: object = None) -> None:
     """Raise `SerializationError` if `size` exceeds `limit`. Both are in bytes.
 
-    `what` is the subject of the message: the job's data and options, or its result.
+    `what` is the subject of the message: the job's data and options, or its result. If `data` is a
+    dict, the message names its largest value.
     """
     if size <= limit:
         return
     roundings = (round(size / 1e6, digits) for digits in range(1, 7))
     # Use enough decimals to avoid "10.0 MB exceeds limit of 10 MB".
     shown = next((megabytes for megabytes in roundings if megabytes > limit / 1e6), size / 1e6)
-    raise SerializationError(f"{what} {shown} MB exceeds limit of {limit / 1e6:g} MB")
+    largest = ""
+    if isinstance(data, dict) and data:
+        sizes = {
+            name: len(encode(value, name)) for name, value in cast("dict[str, Any]", data).items()
+        }
+        name = max(sizes, key=sizes.__getitem__)
+        largest = f"; the largest part is {name!r} with {sizes[name] / 1e6:.1f} MB"
+    raise SerializationError(f"{what} {shown} MB exceeds limit of {limit / 1e6:g} MB{largest}")
 
 
 _ONLY_STR: Final = frozenset({str})
@@ -318,6 +348,7 @@ def _explain(value: object, path: str, error: Exception) -> NoReturn:
         reason = f"has a key that is not a string: {error}"
     else:
         reason = f"is of type {type(value).__qualname__}, which cannot be serialized to JSON"
+        reason += model_advice(type(value))
     raise SerializationError(f"{path} {reason}") from error
 
 
@@ -334,3 +365,183 @@ def _children(value: Any, path: str) -> Iterator[tuple[str, object]]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield f"{path}.{field.name}", getattr(value, field.name)
+
+
+# Convert JSON to typed values: msgspec's types, and pydantic models if they are used.
+#
+# Conversion is strict: "5" is not an int, and 1 is not a bool. Errors name the types that were
+# found, never a value. A value may be a secret, and errors are stored and logged.
+
+
+_JSON = (dict, list, str, int, float, bool, type(None))
+
+_SHOWN_ERRORS = 3
+
+
+class ConversionError(ValueError):
+    """A JSON value does not match its type.
+
+    Attributes:
+        path: Location of the problem inside the value. Empty for the whole value.
+        problem: Rest of a sentence about the value at the path, such as "must be int, got str".
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"'{path}' {problem}" if path else f"it {problem}")
+        self.path = path
+        self.problem = problem
+
+
+def converter(kind: Any) -> Callable[[bytes], Any]:
+    """Return a function that reads JSON as a `kind`, or raises `ConversionError`.
+
+    Raises:
+        TypeError: If JSON cannot represent the type.
+    """
+    decode = msgspec.json.Decoder(kind, dec_hook=_construct).decode
+    for custom in _custom_types(msgspec_types.type_info(kind), set()):
+        if not _is_constructible(custom):
+            name = f"{custom.__module__}.{custom.__qualname__}"
+            raise TypeError(f"JSON has no form for {name}{model_advice(custom)}")
+
+    def read(raw: bytes) -> Any:
+        try:
+            return decode(raw)
+        except msgspec.ValidationError as error:
+            raise _conversion_error(error, kind) from None
+        except TypeError as error:  # For example, a set of unhashable values.
+            raise ConversionError("", f"is invalid: {error}") from None
+        except (ValueError, msgspec.DecodeError, RecursionError):
+            return _read_tolerantly(kind, raw)
+
+    return read
+
+
+def _is_constructible(kind: type[Any]) -> bool:
+    return (
+        is_pydantic_model(kind)
+        or issubclass(kind, PurePath)
+        or registered_type(kind) is not None
+        or any(_is_a(each, kind) for each in _JSON)
+    )
+
+
+def _read_tolerantly(kind: Any, raw: bytes) -> Any:
+    # Node writes some JSON that msgspec rejects, such as an escaped lone surrogate.
+    try:
+        value = decode(raw)
+    except ValueError as error:
+        raise ConversionError("", f"is not JSON ({error})") from None
+    try:
+        return msgspec.convert(value, kind, dec_hook=_construct, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _conversion_error(error, kind) from None
+
+
+def _construct(kind: type, value: Any) -> Any:
+    """Return a value of a type unknown to msgspec: a model, a path or an abstract class."""
+    kind = get_origin(kind) or kind
+    if is_pydantic_model(kind):
+        return _validate(kind, value)
+    if (known := registered_type(kind)) is not None:
+        return known.decode(value)
+    if issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
+    if isinstance(value, kind):
+        return value
+    raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+
+
+def _validate(model: Any, value: Any) -> Any:
+    # Validate from JSON again: in JSON mode, a strict model accepts text for a datetime.
+    try:
+        return model.model_validate_json(json.dumps(value))
+    except ValueError as error:
+        found: list[dict[str, Any]] = getattr(error, "errors", list)()
+        shown = "; ".join(_model_error(each) for each in found[:_SHOWN_ERRORS])
+        more = f"; and {len(found) - _SHOWN_ERRORS} more" if len(found) > _SHOWN_ERRORS else ""
+        raise ValueError(f"Invalid {model.__name__}: {shown}{more}") from None
+
+
+def _model_error(error: dict[str, Any]) -> str:
+    place = ".".join(map(str, error["loc"]))
+    found = "" if error["type"] == "missing" else f" (got {type(error['input']).__name__})"
+    return f"{place}: {error['msg']}{found}" if place else f"{error['msg']}{found}"
+
+
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
+_WITH_VALUE = re.compile(r"^Invalid (enum )?value .*", re.DOTALL)
+_SHOWN_VALUES = 20
+_MISSING = "Object missing required field "
+_UNKNOWN = "Object contains unknown field "
+
+
+def _conversion_error(error: msgspec.ValidationError, kind: Any) -> ConversionError:
+    message = str(error)
+    place = _PLACE.search(message)
+    problem = message[: place.start()] if place else message
+    path = place["path"] if place else ""
+    return ConversionError(path, _predicate(problem.replace("`", ""), _type_at(kind, path)))
+
+
+def _type_at(kind: Any, path: str) -> Any:
+    """Return the type of a value, or of a field of a struct, or None for a deeper path."""
+    if not path:
+        return kind
+    own = fields(kind) if isinstance(kind, type) and issubclass(kind, Struct) else ()
+    return next((each.type for each in own if each.encode_name == path), None)
+
+
+def _predicate(problem: str, kind: Any) -> str:
+    """Return the rest of a sentence about a value, from a message of msgspec.
+
+    `kind` is the type that the value must have, or None if it is not known.
+    """
+    if _WITH_VALUE.match(problem):
+        allowed = list(_allowed(kind))
+        if not allowed or len(allowed) > _SHOWN_VALUES:
+            return "must be one of the values that its type allows"
+        return f"must be {'one of ' if len(allowed) > 1 else ''}{', '.join(map(repr, allowed))}"
+    if problem == "Invalid RFC3339 encoded datetime":
+        return "is not a valid RFC3339 datetime, such as 2026-11-18T02:30:00Z"
+    for start, instead in (("Expected ", "must be "), ("Invalid ", "is not a valid ")):
+        if problem.startswith(start):
+            return f"{instead}{problem.removeprefix(start)}"
+    for start, instead in ((_MISSING, "has no field"), (_UNKNOWN, "has the unknown field")):
+        if problem.startswith(start):
+            return f"{instead} '{problem.removeprefix(start)}'"
+    return f"is invalid: {problem}"
+
+
+def _allowed(kind: Any) -> Iterator[Any]:
+    """Yield the JSON values of an enum or a `Literal`, also within a union."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        yield from (member.value for member in kind)
+    elif get_origin(kind) is Literal:
+        yield from get_args(kind)
+    elif get_origin(kind) in {Union, types.UnionType}:
+        for part in get_args(kind):
+            yield from _allowed(part)
+
+
+def _custom_types(info: object, seen: set[int]) -> Iterator[type]:
+    """Return the classes in a type that msgspec does not know. The type may be recursive."""
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    if isinstance(info, msgspec_types.CustomType):
+        yield info.cls
+    elif isinstance(info, msgspec_types.Type | msgspec_types.Field):
+        assert isinstance(info, Struct)  # noqa: S101 - for the type checker
+        for field in info.__struct_fields__:
+            yield from _custom_types(getattr(info, field), seen)
+    elif isinstance(info, tuple):
+        for part in cast("tuple[object, ...]", info):
+            yield from _custom_types(part, seen)
+
+
+def _is_a(kind: type, of: type) -> bool:
+    try:
+        return issubclass(kind, of)
+    except TypeError:  # Some protocols do not support issubclass().
+        return False

@@ -13,13 +13,13 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from taskbull.core.states import JobState
-from taskbull.core.wire.numbers import Foreign
-from taskbull.core.worker_record import WorkerRecord
+from taskbull.core.keys import JobState
+from taskbull.core.validation import Foreign
+from taskbull.core.worker_record import WorkerRecord, is_made_id
 
 MINUTE_MS: Final = 60_000
-RECENT: Final = 5
-"""Number of minutes to average a rate over."""
+RECENT: Final = 1
+"""Number of whole minutes to average a rate over, in addition to the current one."""
 
 Source: TypeAlias = Literal["metrics", "kept"]
 """Source of counts: BullMQ's metrics, or the finished jobs that are kept."""
@@ -61,10 +61,10 @@ class Throughput(Struct, frozen=True):
         """
         known = [count for count in self.minutes[1 : minutes + 1] if count is not None]
         running = self.minutes[0] if self.minutes else None
-        seconds = 60.0 * len(known) + (0 if running is None else max(elapsed, 0.0))
-        if seconds < 1:
+        if running is None and not known:
             return None
-        return (sum(known) + (running or 0)) / seconds
+        seconds = 60.0 * len(known) + (0 if running is None else elapsed)
+        return (sum(known) + (running or 0)) / max(seconds, 1.0)
 
     def total(self, minutes: int) -> int:
         """Return the known number of jobs in the current minute and the `minutes` before it."""
@@ -81,12 +81,15 @@ def throughput(
     """
     counted = None if tally is None else from_metrics(tally, now_ms, minutes)
     found = None if kept is None else from_kept(kept, now_ms, minutes)
+    return better_counts(counted, found or [None] * minutes)
+
+
+def better_counts(counted: list[int | None] | None, found: list[int | None]) -> Throughput:
+    """Return the counts from metrics, or those of kept jobs if they are more or the only ones."""
     if counted is None:
-        unknown = found is None or all(count is None for count in found)
-        return Throughput(found or [None] * minutes, None if unknown else "kept")
-    if found is not None and _exceeds(found, counted):
-        return Throughput(found, "kept")
-    return Throughput([*counted], "metrics")
+        unknown = all(count is None for count in found)
+        return Throughput(found, None if unknown else "kept")
+    return Throughput(found, "kept") if _exceeds(found, counted) else Throughput(counted, "metrics")
 
 
 def from_metrics(tally: EndCounts, now_ms: int, minutes: int) -> list[int | None]:
@@ -177,6 +180,8 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     """Time of the snapshot. Texts show times in its time zone."""
     counts: Mapping[str, int]
     """Number of jobs by state."""
+    group_jobs: Mapping[tuple[str, str], int] = {}
+    """Number of jobs by group and state, if they were read. The group "" is the sum of others."""
     problem: str | None = None
     """Error if the queue could not be read. The other values are then unknown."""
     paused: bool = False
@@ -212,17 +217,25 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     failed_total: int | None = None
     """Same as `completed_total`, for failed jobs."""
     arrivals: float | None = None
-    """Jobs added per second."""
+    """Jobs added per second over the window of the samples, at most a minute."""
+    finishes: float | None = None
+    """Jobs finished per second over the same window, or `None` if workers keep no metrics."""
     unknown_tasks: Mapping[str, int] = {}
     """Numbers of delayed jobs, among the next ones, whose task no worker has, by task."""
     longest: RunningSince | None = None
     """The longest-running job."""
     lockless: int = 0
     """Number of running jobs that had no lock in two samples, because their workers died."""
+    refusal: str = ""
+    """Reason why Redis refuses writes, so that no job can be added or fetched, or ""."""
+    cancelled_share: float = 0.0
+    """Share of the failed jobs that were cancelled, from 0 to 1."""
     worst_error: str = ""
     """Most frequent error of the failed jobs."""
     worst_share: float = 0.0
     """Share of the failed jobs that have the most frequent error, from 0 to 1."""
+    worst_of: int = 0
+    """Number of newest failed jobs that `worst_share` refers to, or 0 if it refers to all."""
 
     @property
     def waiting(self) -> int:
@@ -235,8 +248,22 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     @property
     def foreign(self) -> int:
         """Number of connected workers without a status record, mostly Node's."""
+        return len(self._unrecorded)
+
+    @property
+    def python_workers(self) -> int:
+        """Number of taskbull workers. One that cannot write its record has a name of our form."""
+        return len(self.records) + sum(is_made_id(name) for name in self._unrecorded)
+
+    @property
+    def other_workers(self) -> int:
+        """Number of the other workers, most of them in Node."""
+        return self.workers - self.python_workers
+
+    @property
+    def _unrecorded(self) -> list[str]:
         known = {record.id for record in self.records}
-        return len([name for name in self.connected or () if name not in known])
+        return [name for name in self.connected or () if name not in known]
 
     @property
     def workers(self) -> int:
@@ -261,11 +288,40 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def out(self) -> float | None:
-        """Recent number of jobs that finish per second, or `None` if unknown."""
+        """Jobs that finish per second, or `None` if unknown.
+
+        The rate is over the window of `arrivals` if it is known, or else over the last one to two
+        minutes.
+        """
+        if self.finishes is not None:
+            return self.finishes
         elapsed = self.now.timestamp() % 60
         rates = [self.completed.recent(elapsed), self.failed.recent(elapsed)]
         known = [one for one in rates if one is not None]
         return sum(known) if known else None
+
+    @property
+    def pace(self) -> float | None:
+        """The value of `out` if it can be used for an estimate, or `None`.
+
+        It cannot if the queue is paused, has no worker or does not move. Without samples, jobs must
+        have finished for a whole minute: the mean of a shorter time is too low.
+        """
+        has_no_worker = self.workers == 0 and self.connected is not None
+        if self.paused or self.is_stuck or has_no_worker or self.refusal:
+            return None
+        if self.finishes is None and not all(self._finished_in(minute) for minute in (1, 2)):
+            return None
+        return self.out
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until no job waits: infinity if the queue grows, `None` without an estimate."""
+        return empty_in(self.waiting, self.pace, self.arrivals)
+
+    def _finished_in(self, minute: int) -> int:
+        counts = (each.minutes[minute : minute + 1] for each in (self.completed, self.failed))
+        return sum(count or 0 for [*found] in counts for count in found)
 
 
 def read_note(raw: bytes) -> PauseNote | None:
@@ -305,6 +361,20 @@ class RedisNode(Struct, frozen=True):
     """Reason why it refuses writes, or an empty string."""
     problem: str = ""
     """Error if the server does not answer, or an empty string."""
+    info: Mapping[str, str] = {}
+    """All fields of its INFO."""
+
+    @property
+    def version(self) -> str:
+        """Name and version of the server, such as `Valkey 8.1.0`."""
+        if "valkey_version" in self.info:
+            return f"Valkey {self.info['valkey_version']}"
+        return f"Redis {self.info['redis_version']}" if "redis_version" in self.info else ""
+
+    @property
+    def share_used(self) -> float | None:
+        """Share of the memory limit in use, or `None` without a limit."""
+        return (self.memory_used or 0) / self.memory_limit if self.memory_limit else None
 
 
 def read_node(name: str, info: Mapping[str, str], settings: Mapping[str, str]) -> RedisNode:
@@ -326,7 +396,7 @@ def read_node(name: str, info: Mapping[str, str], settings: Mapping[str, str]) -
         refusal = "it needs replicas, and none is connected"
     elif info.get("role") == "slave" and info.get("slave_read_only", "1") == "1":
         refusal = "it is a read-only replica"
-    return RedisNode(name, used, limit, refusal)
+    return RedisNode(name, used, limit, refusal, info=info)
 
 
 def _cannot_save(info: Mapping[str, str], settings: Mapping[str, str]) -> bool:

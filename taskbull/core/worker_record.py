@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
@@ -10,8 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.core.validation import instant_from_ms
-from taskbull.core.wire.numbers import Foreign
+from taskbull.core.validation import Foreign, instant_from_ms
 
 # Attempt times from queue events.
 
@@ -137,6 +137,10 @@ class WorkerRecord(Foreign, frozen=True, kw_only=True, omit_defaults=True):
     """Memory of the process in bytes."""
     stopping: bool = False
     """True while the worker is shutting down."""
+    quiet: bool = False
+    """True while the worker fetches no jobs on request. See `Server.quiet_worker`."""
+    skew: float = 0.0
+    """Seconds that the clock of its machine is ahead of Redis's; 0 below a second."""
 
     @property
     def knows_all(self) -> bool:
@@ -183,3 +187,50 @@ def _fitting(tasks: Sequence[str], room: int) -> list[str]:
             break
         fitting.append(task)
     return fitting
+
+
+# Deaths of workers, as lines in the logs of the jobs that they were running.
+
+
+_DEATH: Final = re.compile(
+    r"(\S{1,40}) Worker (\S{1,200}) died with (.{1,200}) while running this job"
+)
+
+
+class WorkerDeath(Struct, frozen=True):
+    """The death of a worker process while it ran a job."""
+
+    at: str
+    """Time in UTC, in ISO format."""
+    worker: str
+    cause: str
+    """Signal or exit code."""
+
+    def __str__(self) -> str:
+        return f"{self.worker} with {self.cause} at {self.at}"
+
+
+def is_made_id(worker_id: str) -> bool:
+    """Return True if an id has the form that taskbull gives its workers: host, process, random."""
+    return re.fullmatch(r".+-\d+-[0-9a-f]{6}", worker_id) is not None
+
+
+def death_line(worker_id: str, cause: str, at: datetime, others: int) -> str:
+    """Return the line to add to the log of a job that a dead worker was running.
+
+    Args:
+        worker_id: Id of the dead worker.
+        cause: Signal or exit code.
+        at: Time of the death, in UTC.
+        others: Number of other jobs that it was running.
+    """
+    hint = " (perhaps out of memory)" if cause == "SIGKILL" else ""
+    line = (
+        f"{at:%Y-%m-%dT%H:%M:%SZ} Worker {worker_id} died with {cause}{hint} while running this job"
+    )
+    return f"{line} and {others} more" if others > 0 else line
+
+
+def find_deaths(lines: Iterable[str]) -> list[WorkerDeath]:
+    """Return the deaths of workers that a job's log mentions, oldest first."""
+    return [WorkerDeath(*found.groups()) for line in lines if (found := _DEATH.match(line))]

@@ -4,5 +4,5 @@ Run it with `taskbull dashboard`, or mount `Dashboard` in an ASGI app.
 """
 
 from taskbull.dashboard.access import Access as Access
+from taskbull.dashboard.access import Audit as Audit
 from taskbull.dashboard.asgi import Dashboard as Dashboard
-from taskbull.dashboard.request_context import Audit as Audit

@@ -20,9 +20,12 @@ from urllib.parse import quote, urlencode
 
 from msgspec import Struct
 
+from taskbull.app.app import App
 from taskbull.core.validation import check_type
-from taskbull.dashboard.messages import Refused, Request, Scope
+from taskbull.dashboard.html import Redactor
+from taskbull.dashboard.messages import Form, Refused, Request, Scope
 from taskbull.errors import ConfigurationError
+from taskbull.monitor.server import Server
 
 _log = logging.getLogger("taskbull.dashboard")
 
@@ -252,7 +255,7 @@ def check_fetch(request: Request) -> None:
     is_link = (
         request.headers.get("sec-fetch-mode") == "navigate"
         and request.headers.get("sec-fetch-dest", "document") == "document"
-        and request.path != "/download"
+        and request.path not in {"/download", "/stack"}  # A worker does work for these.
     )
     if not is_link:
         raise Refused(403, f"Another site requested this page (Sec-Fetch-Site: {site}).")
@@ -334,3 +337,59 @@ SECURITY: Final[Mapping[str, str]] = {
     "cross-origin-resource-policy": "same-origin",
 }
 """Headers of every response."""
+
+
+# The context of an admitted request, the dashboard settings and the audit record.
+
+
+class Audit(Struct, frozen=True):
+    """An action that a user took, as logged and passed to `on_action`.
+
+    It never contains job data.
+    """
+
+    action: str
+    queue: str
+    ids: tuple[str, ...]
+    """Ids of the affected jobs, at most 20."""
+    count: int
+    """Number of jobs or queues changed."""
+    group: str
+    """Fingerprint of the error group, if the jobs were selected by error."""
+    by: str
+    peer: str
+    """Address of the client."""
+    outcome: str
+
+
+class DashboardSettings(Struct, frozen=True):
+    """Settings of a dashboard."""
+
+    allowed: frozenset[str]
+    """Names of the actions that are enabled."""
+    read_only: bool
+    label: str | None
+    redactor: Redactor
+    on_action: Callable[[Audit], object] | None
+
+
+class RequestContext(Struct, frozen=True):
+    """An admitted request with its user, the settings and the Redis server."""
+
+    request: Request
+    access: Access
+    settings: DashboardSettings
+    server: Server
+    app: App | None
+    throttle: Callable[[], Awaitable[None]]
+    """Function that waits until a scan may send its next call."""
+
+    @property
+    def query(self) -> Form:
+        """The query string parameters."""
+        return self.request.query
+
+    def may(self, action: str) -> bool:
+        """Return True if the action is enabled and this user may take it."""
+        allowed = action in self.settings.allowed and not self.settings.read_only
+        return allowed and (self.access.may is None or action in self.access.may)

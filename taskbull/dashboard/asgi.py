@@ -12,6 +12,7 @@ from contextlib import aclosing
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Final, TypeAlias
 
 from anyio import create_task_group, current_time, fail_after
@@ -20,11 +21,14 @@ from taskbull.app.app import App
 from taskbull.dashboard.access import (
     SECURITY,
     AccessRule,
+    Audit,
     Authenticator,
     BasicAuth,
     CustomRule,
+    DashboardSettings,
     HostList,
     Loopback,
+    RequestContext,
     TokenAuth,
     check_fetch,
     check_origin,
@@ -43,14 +47,24 @@ from taskbull.dashboard.messages import (
     Send,
     Stream,
 )
-from taskbull.dashboard.pages import errors, job, operations, overview, queue, schedules, workers
-from taskbull.dashboard.pages.job_fields import download as download_field
+from taskbull.dashboard.pages import (
+    errors,
+    groups,
+    job,
+    operations,
+    overview,
+    queue,
+    redis,
+    schedules,
+    workers,
+)
+from taskbull.dashboard.pages.job import download as download_field
 from taskbull.dashboard.pages.operations import bare_problem, describe_error, problem
 from taskbull.dashboard.pages.search import search
-from taskbull.dashboard.request_context import Audit, DashboardSettings, RequestContext
 from taskbull.dashboard.state import MOST_STREAMS, STREAM_LIMIT, DashboardState, LivePage, follow
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.monitor.server import Server, Where
+from taskbull.observability import exporters
 
 _FRESH: Final = 5.0
 """Seconds between two samples of all queues for metrics."""
@@ -69,9 +83,12 @@ PAGES: Final[dict[str, DashboardPage]] = {
     "queue": queue.show,
     "errors": errors.show,
     "job": job.show,
+    "stack": job.show_stack,
+    "groups": groups.show,
     "schedules": schedules.show,
     "workers": workers.show,
     "operations": operations.show,
+    "redis": redis.show,
 }
 
 
@@ -79,9 +96,11 @@ LIVE: Final[dict[str, LivePage]] = {
     "": overview.parts,
     "queue": queue.parts,
     "errors": errors.parts,
+    "groups": groups.parts,
     "job": job.parts,
     "workers": workers.parts,
     "operations": operations.parts,
+    "redis": redis.parts,
 }
 
 
@@ -106,10 +125,8 @@ async def answer(dashboard: DashboardState, ctx: RequestContext) -> Response | S
 
 
 async def _metrics(dashboard: DashboardState, ctx: RequestContext) -> Response:
-    try:
-        from taskbull.observability import exporters  # noqa: PLC0415 - needs an optional package
-    except ImportError as error:
-        raise Refused(501, "Metrics need pip install 'taskbull[metrics]'.") from error
+    if find_spec("prometheus_client") is None:
+        raise Refused(501, "Metrics need pip install 'taskbull[metrics]'.")
     overview = dashboard.metrics
     try:
         with fail_after(_PATIENCE):
@@ -117,6 +134,7 @@ async def _metrics(dashboard: DashboardState, ctx: RequestContext) -> Response:
     except (TaskbullError, TimeoutError):
         found = exporters.describe_outage()
     else:
+        dashboard.backlog.record(overview.facts())
         known = ctx.server.known_queues
         found = exporters.describe_queues(overview.facts(), overview.nodes, known)
     body, content_type = exporters.render(found, ctx.request.headers.get("accept", ""))

@@ -14,10 +14,10 @@ from anyio import sleep
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
+from taskbull.dashboard.access import RequestContext
 from taskbull.dashboard.html import Node
 from taskbull.dashboard.messages import Form, Refused
-from taskbull.dashboard.request_context import RequestContext
 from taskbull.errors import TaskbullError
 from taskbull.monitor.audit import OperationRecord
 from taskbull.queue.failures import GroupStep
@@ -28,10 +28,13 @@ from taskbull.queue.queue import Queue
 
 MOST_IDS: Final = 1_000
 
-_BACK = re.compile(r"(?:\./|queue|job|errors|schedules|workers|operations)(?:\?[^#\s\\]*)?")
+_BACK = re.compile(
+    r"(?:\./|queue|job|errors|groups|schedules|workers|operations|redis)(?:\?[^#\s\\]*)?"
+)
 _ONCE = re.compile(r"[0-9a-f]{16,64}")
 
-Subject: TypeAlias = Literal["job", "jobs", "queue", "group", "schedule"]
+Subject: TypeAlias = Literal["job", "jobs", "queue", "group", "job group", "schedule", "worker"]
+"""Kind of thing that an action changes. A "group" has failed jobs with the same error."""
 
 
 class ActionRequest(Struct, frozen=True):
@@ -115,9 +118,9 @@ def read_request(action: DashboardAction, form: Form) -> ActionRequest:
     ids = tuple(form.all("id"))
     if len(ids) > MOST_IDS:
         raise Refused(413, f"Select at most {MOST_IDS:,} jobs.")
-    if action.subject in {"job", "jobs", "schedule"} and not ids:
+    if action.subject in {"job", "jobs", "job group", "schedule", "worker"} and not ids:
         raise Refused(400, "Nothing is selected. Select jobs first.")
-    if action.subject in {"job", "schedule"} and len(ids) > 1:
+    if action.subject in {"job", "job group", "schedule", "worker"} and len(ids) > 1:
         raise Refused(400, f"{action.label}: select only one.")
     state = form.get("state")
     if state and state not in set(JobState):

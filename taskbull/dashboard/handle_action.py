@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from secrets import token_hex
 
+from taskbull.dashboard import html as h
+from taskbull.dashboard.access import Audit, RequestContext
 from taskbull.dashboard.actions.queues import ACTIONS
 from taskbull.dashboard.forms import (
     ActionRequest,
@@ -21,20 +23,6 @@ from taskbull.dashboard.forms import (
     read_once,
     read_request,
 )
-from taskbull.dashboard.html import (
-    Element,
-    Node,
-    a,
-    button,
-    code,
-    div,
-    form,
-    h1,
-    input_,
-    label,
-    section,
-    span,
-)
 from taskbull.dashboard.layout import Content
 from taskbull.dashboard.messages import (
     MOST_BYTES,
@@ -44,7 +32,6 @@ from taskbull.dashboard.messages import (
     Response,
 )
 from taskbull.dashboard.pages.operations import describe_error
-from taskbull.dashboard.request_context import Audit, RequestContext
 from taskbull.dashboard.state import DashboardState
 from taskbull.errors import TaskbullError
 from taskbull.monitor.audit import OperationRecord
@@ -90,7 +77,7 @@ async def confirm(ctx: RequestContext) -> tuple[Content, bool]:
     request = read_request(action, given)
     question = await action.question(ctx, request)
     asked = _question(action, request, question)
-    return Content(action.label, section(asked, class_="card"), page="-"), bool(
+    return Content(action.label, h.section(asked, class_="card"), page="-"), bool(
         given.get("fragment")
     )
 
@@ -208,21 +195,21 @@ def _return(
     return Response.redirect(f"{notice.back}{joint}said={dashboard.notices.put(notice)}", after)
 
 
-def _question(action: DashboardAction, request: ActionRequest, question: Node) -> Element:
+def _question(action: DashboardAction, request: ActionRequest, question: h.Node) -> h.Element:
     carried = [
-        input_(type="hidden", name=name, value=value)
+        h.input_(type="hidden", name=name, value=value)
         for name, value in request.form.pairs
         if name in {"action", "q", "id", "state", "back", "group", *action.carries}
     ]
-    return form(
-        h1(action.label),
+    return h.form(
+        h.h1(action.label),
         question,
         carried,
-        input_(type="hidden", name="once", value=token_hex(16)),
+        h.input_(type="hidden", name="once", value=token_hex(16)),
         _typed(request.queue) if action.typed else None,
-        div(
-            button(action.label, type="submit", class_=_look(action)),
-            a("Go back", href=request.back, class_="button", data_close=True),
+        h.div(
+            h.button(action.label, type="submit", class_=_look(action)),
+            h.a("Go back", href=request.back, class_="button", data_close=True),
             class_="actions",
         ),
         method="post",
@@ -235,9 +222,9 @@ def _look(action: DashboardAction) -> str:
     return "main danger" if action.danger else "main"
 
 
-def _typed(queue: str) -> Element:
-    return label(
-        span("Type ", code(queue), " to confirm", class_="name"),
-        input_(name="typed", required=True, autocomplete="off", spellcheck="false"),
+def _typed(queue: str) -> h.Element:
+    return h.label(
+        h.span("Type ", h.code(queue), " to confirm", class_="name"),
+        h.input_(name="typed", required=True, autocomplete="off", spellcheck="false"),
         class_="field",
     )

@@ -282,7 +282,7 @@ _DEEPEST = 30
 _MOST_GROWTH = 4
 """Maximum size of the indentation, relative to the text."""
 
-_NAMES: Final = frozenset({"name", "key", "header", "field"})
+_NAMES: Final = frozenset({"name", "key", "header", "field", "signal"})
 _VALUES: Final = frozenset({"value", "values", "val", "content"})
 """Value keys of objects such as `{"name": "Authorization", "value": "…"}`."""
 

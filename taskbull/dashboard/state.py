@@ -15,12 +15,12 @@ import msgspec
 from anyio import CancelScope, Lock, sleep
 from msgspec import Struct
 
+from taskbull.dashboard.access import RequestContext
+from taskbull.dashboard.charts import Backlog
 from taskbull.dashboard.forms import Notice
 from taskbull.dashboard.html import Element, Rendered, prerender
 from taskbull.dashboard.messages import Refused
-from taskbull.dashboard.queue_line import QueueLine
-from taskbull.dashboard.request_context import RequestContext
-from taskbull.dashboard.sampler import DashboardSampler, QueueState
+from taskbull.dashboard.queue_line import DashboardSampler, QueueLine, QueueState
 from taskbull.errors import TaskbullError
 from taskbull.monitor.overview import Overview
 from taskbull.monitor.server import Server
@@ -228,7 +228,8 @@ class DashboardState:
     """The state of a dashboard, apart from its settings."""
 
     def __init__(self, server: Server, *, writes: bool = False) -> None:
-        self.sampler = DashboardSampler(server, writes=writes)
+        self.backlog = Backlog()
+        self.sampler = DashboardSampler(server, self.backlog.record, writes=writes)
         self.views = Views()
         self.metrics = Overview(_SEARCH_SECONDS)
         """All queues as of the last request for metrics."""

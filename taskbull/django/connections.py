@@ -1,21 +1,30 @@
-"""Middleware that manages database connections around a job, as Django does around a request."""
+"""Database connections and transactions: middleware around jobs, and enqueueing on commit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias, cast
 
-from django.db import close_old_connections
+from anyio import CancelScope
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import close_old_connections, connections, transaction
 
+from taskbull.testing.recorded_job import WORKER_ID
 from taskbull.worker.running_job import RunningJob
+
+# Connections around jobs
 
 
 def database_connections(job: RunningJob, call_next: Callable[[RunningJob], Any]) -> Any:
     """Close broken or expired database connections before and after each sync task.
 
-    Register it with `app.middleware`. It runs in the task's thread, because Django keeps one
-    connection per thread and database. `CONN_MAX_AGE` sets the maximum age of a connection. With
-    the default of 0, connections are closed after every job.
+    `"taskbull.django"` in `INSTALLED_APPS` registers it for all apps. It runs in the task's thread,
+    because Django keeps one connection per thread and database. `CONN_MAX_AGE` sets the maximum age
+    of a connection. With the default of 0, connections are closed after every job. Jobs that run in
+    the caller, inline or in a test, use the caller's connections.
 
     Args:
         job: The running job.
@@ -24,8 +33,135 @@ def database_connections(job: RunningJob, call_next: Callable[[RunningJob], Any]
     Example:
         >>> app.middleware(database_connections)
     """
+    if job.worker_id == WORKER_ID:
+        return call_next(job)
     close_old_connections()
     try:
         return call_next(job)
     finally:
         close_old_connections()
+
+
+async def async_database_connections(
+    job: RunningJob, call_next: Callable[[RunningJob], Awaitable[Any]]
+) -> Any:
+    """Give each async task that uses the database a thread, and close its connections afterward.
+
+    Django's async queries run in the thread of the context. Without this, all async jobs of a
+    worker would share one thread and its connections.
+    """
+    if job.worker_id == WORKER_ID or not on_asyncio():
+        return await call_next(job)
+    async with ThreadSensitiveContext() as context:
+        try:
+            return await call_next(job)
+        finally:
+            if context in SyncToAsync.context_to_thread_executor:  # The job has used the thread.
+                with CancelScope(shield=True):
+                    await sync_to_async(connections.close_all)()
+
+
+def on_asyncio() -> bool:
+    """Return True if asyncio runs in this thread. asgiref does not support trio."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+# Enqueueing on commit
+
+
+CommitRule: TypeAlias = bool | tuple[str, ...]
+"""Databases whose commit a job waits for: True for all, False for none, or their aliases."""
+
+
+def commit_rule(where: str, value: object) -> CommitRule:
+    """Return the rule for a setting.
+
+    Raises:
+        ImproperlyConfigured: If the value is not True, False, or aliases of `DATABASES`.
+    """
+    if isinstance(value, bool):
+        return value
+    aliases: Any = (value,) if isinstance(value, str) else value
+    if isinstance(aliases, list | tuple | set) and all(
+        alias in connections.settings for alias in cast("list[Any]", aliases)
+    ):
+        return tuple(cast("list[str]", aliases))
+    raise ImproperlyConfigured(
+        f"{where} must be True, False or aliases of DATABASES, got {value!r}"
+    )
+
+
+def project_rule() -> CommitRule:
+    """Return the rule for the tasks of taskbull apps.
+
+    It is `TASKBULL_ENQUEUE_ON_COMMIT`, or `ENQUEUE_ON_COMMIT` of the default entry in `TASKS`.
+    """
+    name = "TASKBULL_ENQUEUE_ON_COMMIT"
+    if hasattr(settings, name):
+        return commit_rule(name, getattr(settings, name))
+    entry = getattr(settings, "TASKS", {}).get("default", {})
+    return entry_rule("default", entry)
+
+
+def entry_rule(alias: str, entry: Mapping[str, Any]) -> CommitRule:
+    """Return the rule of an entry in `TASKS`: its key, or the option in lower case."""
+    option = entry.get("OPTIONS", {}).get("enqueue_on_commit", True)
+    value = entry.get("ENQUEUE_ON_COMMIT", option)
+    return commit_rule(f"TASKS[{alias!r}]['ENQUEUE_ON_COMMIT']", value)
+
+
+def defer(rule: CommitRule, prepare: Callable[[], Callable[[], object]]) -> bool:
+    """In a transaction, call `prepare` now and its result when the transaction is committed.
+
+    If transactions of several databases are open, all of them must be committed.
+
+    Returns:
+        True if there is a transaction that the rule includes.
+    """
+    if rule is False:
+        return False
+    open_here = [
+        each
+        for each in connections.all(initialized_only=True)
+        if each.in_atomic_block and (rule is True or each.alias in rule)
+    ]
+    if not open_here:
+        return False
+    # A TestCase opens a transaction in each of its databases, but captures the callbacks of one.
+    by_program = [
+        each
+        for each in open_here
+        if not all(getattr(block, "_from_testcase", False) for block in each.atomic_blocks)
+    ]
+    open_here.sort(key=lambda each: each.alias != "default")
+    waiting = [each.alias for each in by_program or open_here[:1]]
+    send = prepare()
+
+    def committed(alias: str) -> None:
+        waiting.remove(alias)
+        if not waiting:
+            send()
+
+    for alias in tuple(waiting):
+        transaction.on_commit(lambda alias=alias: committed(alias), using=alias)  # type: ignore[misc]
+    return True
+
+
+class CommitTransactions:
+    """Makes the jobs of all apps wait for the transaction of the code that enqueues them."""
+
+    def defer(self, prepare: Callable[[], Callable[[], object]]) -> bool:
+        """See `defer`."""
+        return defer(project_rule(), prepare)
+
+    async def adefer(self, prepare: Callable[[], Callable[[], object]]) -> bool:
+        """Do the same in the thread where Django's async code uses the database."""
+        if project_rule() is False:
+            return False
+        if not on_asyncio():
+            return self.defer(prepare)
+        return await sync_to_async(self.defer)(prepare)

@@ -17,8 +17,7 @@ from taskbull.core.schedule import Schedule
 from taskbull.core.validation import check_int
 from taskbull.errors import TaskbullError
 from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
-from taskbull.queue.methods import server_operation
-from taskbull.queue.questions import ask, ask_each, ask_queues
+from taskbull.queue.questions import ask, ask_each, ask_queues, server_operation
 from taskbull.scripts import records as records_calls
 from taskbull.scripts.call import AnySteps, none_failed
 from taskbull.scripts.schedulers import get_scheduler

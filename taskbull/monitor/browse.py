@@ -10,32 +10,42 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from taskbull.core.groups import GroupInfo
 from taskbull.core.job import Job, JobRow
-from taskbull.core.keys import RESERVED_IDS, QueueKeys
+from taskbull.core.keys import RESERVED_IDS, STATES, JobState, QueueKeys, delay_score_range
+from taskbull.core.schedule import Schedule, runs_before
 from taskbull.core.search import Terms
-from taskbull.core.states import STATES, JobState, delay_score_range
+from taskbull.core.steps import JobStep, StepPreview
 from taskbull.core.validation import check_int, check_text, instant_to_ms, refusal
-from taskbull.core.wire.events import confirmed, wanted
-from taskbull.core.wire.job import LINE_FIELDS, RUN_TIME_FIELDS, WHOLE_FIELDS, WIRE_NAMES
-from taskbull.core.worker_record import JobHistory
+from taskbull.core.wire.job import (
+    LINE_FIELDS,
+    RUN_TIME_FIELDS,
+    WHOLE_FIELDS,
+    WIRE_NAMES,
+    confirmed,
+    wanted,
+)
+from taskbull.core.worker_record import JobHistory, WorkerRecord
 from taskbull.errors import JobNotFound, ServerRefused, TaskbullError
 from taskbull.monitor.search import all_queues, plain_name
 from taskbull.queue.failures import Failures, group_by_fingerprint, group_failures, spread
-from taskbull.queue.methods import server_operation
 from taskbull.queue.questions import (
     LOST,
     ask,
+    ask_each,
     ask_on,
     ask_queues,
     ask_together,
     list_servers,
     server_of,
+    server_operation,
 )
-from taskbull.scripts import browse, read, servers
+from taskbull.scripts import browse, read, records
 from taskbull.scripts.browse import (
     FAILURES_READ,
     PIECE,
@@ -43,27 +53,36 @@ from taskbull.scripts.browse import (
     START,
     WHOLE_PIECE,
     After,
+    ConnectedWorker,
     FailedJob,
+    FailuresStep,
     JobDetails,
     JobRows,
     QueueSample,
     SearchStep,
     get_failed_ids,
     list_failures,
+    list_retried,
 )
 from taskbull.scripts.call import AnySteps
+from taskbull.scripts.change import preview_steps, read_steps
+from taskbull.scripts.groups import list_groups
 from taskbull.scripts.read import LOG_PIECE, FieldPiece, Logs
-from taskbull.scripts.servers import ConnectedWorker
+from taskbull.scripts.records import CountedError, get_records
+from taskbull.scripts.schedulers import ScheduledRun, find_run
+from taskbull.scripts.streams import StreamPreview, preview_items
 from taskbull.store.address import Endpoint, Namespace
-
-# Parts of one job: large fields, its log, its earlier attempts.
 
 __all__ = [
     "FIELDS",
     "START",
     "After",
     "ConnectedWorker",
+    "CountedError",
     "FieldPiece",
+    "HiddenError",
+    "HiddenErrors",
+    "HiddenLooks",
     "JobDetails",
     "JobHistory",
     "JobLooks",
@@ -71,9 +90,19 @@ __all__ = [
     "JobRows",
     "Logs",
     "QueueSample",
+    "ScheduleLooks",
+    "ScheduledRun",
     "SearchStep",
+    "StreamPreview",
     "Workers",
 ]
+
+
+# Parts of one job: large fields, its log, its earlier attempts.
+
+
+_ITEMS = 20
+"""Number of items of a stream that are shown by default."""
 
 FIELDS = tuple(WIRE_NAMES)
 """Fields of a job that may have any length."""
@@ -154,6 +183,9 @@ class Workers(Struct, frozen=True):
 
 # Reads that pages and terminals repeat.
 
+_QUEUES_READ = 25
+"""Number of queues whose worker records are read in one round trip."""
+
 SAMPLE_LIFE = 600.0
 """Lifetime of a sample of old failures, in seconds."""
 
@@ -206,6 +238,18 @@ class ServerLooks:
         return {name: found.by_queue.get(name, []) for name in shown}
 
     @server_operation
+    def worker_records(
+        self, queues: Iterable[str] | None = None
+    ) -> AnySteps[dict[str, list[WorkerRecord]]]:
+        """Read the records of the live taskbull workers of some or all queues.
+
+        It sends one call of up to 101 commands per queue, for 25 queues in a round trip. A queue
+        that cannot be read has no workers.
+        """
+        names = [queues] if isinstance(queues, str) else queues
+        return self._worker_records(None if names is None else list(names))
+
+    @server_operation
     def jobs(
         self,
         queue: str,
@@ -253,8 +297,29 @@ class ServerLooks:
             raise JobNotFound(queue, job_id)
         if not whole:
             return found
-        logs = yield from ask(read.get_logs(self.namespace.keys(queue), job_id))
-        return replace(found, logs=logs.lines)
+        keys = self.namespace.keys(queue)
+        logs = yield from ask(read.get_logs(keys, job_id))
+        steps = yield from _steps(keys, job_id)
+        stream = yield from ask(preview_items(keys, job_id, _ITEMS))
+        return replace(found, logs=logs.lines, steps=steps, stream=stream)
+
+    @server_operation
+    def steps(self, queue: str, job_id: str) -> AnySteps[StepPreview]:
+        """Return the finished steps and the waits of a job, without results."""
+        return ask(preview_steps(self.namespace.keys(queue), job_id))
+
+    @server_operation
+    def groups(self, queue: str, limit: int | None = None) -> AnySteps[list[GroupInfo]]:
+        """Return the groups of a queue as `Queue.groups` does, for users who may only read."""
+        if limit is not None:
+            check_int("limit", limit, least=1)
+        return list_groups(self.namespace.keys(queue), int(time.time() * 1000), limit)
+
+    @server_operation
+    def newest_items(self, queue: str, job_id: str, most: int = _ITEMS) -> AnySteps[StreamPreview]:
+        """Read the last items that a job yielded, without items of more than 2 kB."""
+        check_int("most", most, least=1, most=100)
+        return ask(preview_items(self.namespace.keys(queue), job_id, most))
 
     @server_operation
     def search(
@@ -336,6 +401,21 @@ class ServerLooks:
             for name in queues
         ]
 
+    def _worker_records(
+        self, queues: Sequence[str] | None = None
+    ) -> AnySteps[dict[str, list[WorkerRecord]]]:
+        names = queues
+        if names is None:
+            names = yield from all_queues(self.namespace, self._known)
+        records: dict[str, list[WorkerRecord]] = {}
+        for start in range(0, len(names), _QUEUES_READ):
+            some = names[start : start + _QUEUES_READ]
+            seen = yield from ask_queues(self.namespace, some, get_records)
+            for name, found in seen.items():
+                those = () if isinstance(found, TaskbullError) else found
+                records[name] = [one.record for one in those if one.record is not None]
+        return records
+
     def _workers(self, nodes: Iterable[Endpoint] | None = None) -> AnySteps[Workers]:
         """List the connected workers, of all servers or of some."""
         found: dict[str, list[ConnectedWorker]] = {}
@@ -344,7 +424,7 @@ class ServerLooks:
         count, answered = 0, False
         for server in dict.fromkeys((yield from list_servers()) if nodes is None else nodes):
             try:
-                clients = yield from ask_on(server, servers.list_clients())
+                clients = yield from ask_on(server, browse.list_clients())
             except ServerRefused as error:  # An ACL rule or the provider forbids CLIENT LIST.
                 refusal, answered = error, True
                 continue
@@ -353,7 +433,7 @@ class ServerLooks:
                 continue
             answered = True
             count += len(clients)
-            for tagged, workers in servers.workers_by_queue(self.namespace.prefix, clients).items():
+            for tagged, workers in browse.workers_by_queue(self.namespace.prefix, clients).items():
                 found.setdefault(plain_name(self.namespace, tagged), []).extend(workers)
         if lost is not None and not answered:
             raise lost
@@ -409,6 +489,16 @@ class ServerLooks:
         return [replace(row, attempts=self._attempts_of(row.job)) for row in rows]
 
 
+def _steps(keys: QueueKeys, job_id: str) -> AnySteps[list[JobStep]]:
+    """Return the steps of a job with their results, or nothing if their key has another type."""
+    try:
+        return (yield from ask(read_steps(keys, job_id)))
+    except ServerRefused as error:
+        if error.code != "WRONGTYPE":
+            raise
+        return []
+
+
 def _state(state: JobState | str) -> JobState:
     if state not in set(STATES):
         raise refusal("state", f"be one of {', '.join(STATES)}", state)
@@ -432,3 +522,133 @@ def _bounds(state: JobState, after: After, terms: Terms | None) -> tuple[After, 
 
 
 _TIMED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.DELAYED})
+
+
+# Server methods for errors hidden by retries. The job may still succeed in a later attempt.
+
+
+_LOOKED_AT: Final[Mapping[JobState, int]] = {
+    JobState.DELAYED: 500,  # Most jobs wait here for their next attempt.
+    JobState.ACTIVE: 100,
+    JobState.WAITING: 100,
+    JobState.PRIORITIZED: 100,
+    JobState.PAUSED: 100,
+}
+"""Number of jobs to check in each state, starting with the next to run."""
+
+
+class HiddenError(Struct, frozen=True):
+    """Failed attempts with the same error, of jobs that have not failed permanently."""
+
+    fingerprint: str
+    task: str
+    error: str
+    jobs: int
+    """Number of checked jobs whose last failure was this error."""
+    counted: int
+    """Number of attempts with this error that taskbull workers counted in the last hour or two."""
+    newest: str
+    """Id of one such job, or empty if the error is known only from the counts."""
+
+
+class HiddenErrors(Struct, frozen=True):
+    """The errors of attempts that failed and are retried."""
+
+    errors: list[HiddenError]
+    """Errors, the most frequent first."""
+    looked_at: int
+    """Number of unfinished jobs that were checked."""
+
+
+class HiddenLooks:
+    """Methods that read failed attempts that are retried, by any worker."""
+
+    namespace: Namespace
+
+    @server_operation
+    def retried(self, queue: str) -> AnySteps[HiddenErrors]:
+        """Group jobs that failed and are retried by error, with the counts of taskbull workers.
+
+        Jobs of Node.js workers are included. It checks at most 500 delayed jobs, and 100 each of
+        the active, waiting, prioritized and paused jobs. It sends one call per 50 jobs, with about
+        10 commands per failed job.
+        """
+        failed: list[FailedJob] = []
+        looked_at = 0
+        for state, most in _LOOKED_AT.items():
+            some = yield from self._retried(queue, state, most)
+            looked_at += some.looked_at
+            failed += some.jobs
+        counted = yield from self._counted(queue)
+        found: dict[str, HiddenError] = {}
+        for group in group_failures(failed):
+            count = counted.pop(group.fingerprint, None)
+            found[group.fingerprint] = HiddenError(
+                group.fingerprint,
+                group.task,
+                group.error,
+                group.count,
+                0 if count is None else count.count,
+                group.newest,
+            )
+        for each in counted.values():
+            found[each.fingerprint] = HiddenError(
+                each.fingerprint, each.task, each.error, 0, each.count, ""
+            )
+        frequent = sorted(found.values(), key=lambda one: (-one.jobs, -one.counted))
+        return HiddenErrors(frequent, looked_at)
+
+    def _retried(self, queue: str, state: JobState, most: int) -> AnySteps[FailuresStep]:
+        keys, looked_at, jobs = self.namespace.keys(queue), 0, list[FailedJob]()
+        while looked_at < most:
+            step = yield from ask(list_retried(keys, state, looked_at))
+            looked_at += step.looked_at
+            jobs += step.jobs
+            if step.looked_at == 0:
+                break
+        return FailuresStep(looked_at, jobs)
+
+    def _counted(self, queue: str) -> AnySteps[dict[str, CountedError]]:
+        """Return the counts of the current clock hour and the one before, by fingerprint."""
+        keys, now_ms = self.namespace.keys(queue), int(time.time() * 1000)
+        calls = [records.get_errors(keys, at_ms) for at_ms in (now_ms, now_ms - 3_600_000)]
+        found: dict[str, CountedError] = {}
+        for each in [one for some in (yield from ask_together(calls)) for one in some]:
+            before = found[each.fingerprint].count if each.fingerprint in found else 0
+            found[each.fingerprint] = replace(each, count=each.count + before)
+        return found
+
+
+# Server methods that find the last runs of schedules.
+
+
+_EARLIER: Final = 2
+"""Number of earlier runs to look for. A run may have been skipped while no worker was running."""
+
+
+class ScheduleLooks:
+    """Methods that read the runs of schedules."""
+
+    namespace: Namespace
+
+    @server_operation
+    def last_runs(self, schedules: Sequence[Schedule]) -> AnySteps[list[ScheduledRun | None]]:
+        """Find the last run of each schedule, or None if its job is not stored or not readable.
+
+        It sends one call of at most 10 commands per schedule, all in one round trip.
+        """
+        calls = [
+            find_run(self.namespace.keys(each.queue), each.id, _due_before(each))
+            for each in schedules
+        ]
+        found = yield from ask_each(calls)
+        return [None if isinstance(each, TaskbullError) else each for each in found]
+
+
+def _due_before(schedule: Schedule) -> list[int]:
+    if schedule.rule is None or schedule.last_due is None:
+        return []
+    due_ms = instant_to_ms(schedule.last_due)
+    # If no run is pending, the schedule has ended or its worker died: `last_due` is the last run.
+    last = [] if schedule.is_pending else [due_ms]
+    return last + runs_before(schedule.rule, due_ms, _EARLIER)

@@ -13,19 +13,191 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
-from typing import Final
+from statistics import median
+from typing import Final, Literal, TypeAlias
 
-from taskbull.core.queue_health import QueueFacts, RedisNode, read_node
-from taskbull.core.trouble import LEAST_FAILED, MINUTES, Trouble, find_trouble
+from msgspec import Struct
+
+from taskbull.core.diagnosis import LEAST_FAILED, MINUTES, Trouble, find_trouble
+from taskbull.core.keys import JobState
+from taskbull.core.queue_health import (
+    MINUTE_MS,
+    EndCounts,
+    QueueFacts,
+    RedisNode,
+    Source,
+    better_counts,
+    from_metrics,
+)
+from taskbull.core.validation import instant_from_ms
+from taskbull.core.wire.job import TIMES_FIELDS
 from taskbull.errors import SerializationError, ServerRefused, TaskbullError
 from taskbull.monitor.browse import JobRows, Workers
-from taskbull.monitor.explain import ServerExplanations, count_ends, next_delayed, oldest_running
-from taskbull.monitor.queue_watch import QueueWatch
+from taskbull.monitor.inspect import (
+    QueueWatch,
+    ServerExplanations,
+    count_ends,
+    next_delayed,
+    oldest_running,
+    read_servers,
+)
 from taskbull.monitor.search import QueueNames, find_names
-from taskbull.queue.methods import server_operation
-from taskbull.queue.questions import LOST, ask_on, ask_queues, list_servers
-from taskbull.scripts import records, servers
+from taskbull.queue.questions import (
+    LOST,
+    ask,
+    ask_on,
+    ask_queues,
+    ask_together,
+    list_servers,
+    server_operation,
+)
+from taskbull.scripts import browse, records
+from taskbull.scripts.browse import After, SlowCall
 from taskbull.scripts.call import AnySteps
+from taskbull.scripts.groups import MOST_GROUPS, count_group_jobs
+from taskbull.store.address import Namespace
+
+__all__ = ["Overview", "ServerOverview", "SlowCall", "all_trouble"]
+
+
+# The activity of one queue over the last hour or day, in periods of equal length.
+
+
+Range: TypeAlias = Literal["hour", "day"]
+"""The time range of an `Activity`."""
+
+STEPS: Final[dict[Range, tuple[int, int]]] = {"hour": (2, 30), "day": (30, 48)}
+"""Length of a period in minutes, and number of periods, by range."""
+
+_PAGE: Final = 9
+"""Maximum number of jobs per period whose times are read."""
+
+
+class Period(Struct, frozen=True):
+    """The activity of a queue in one period. Unknown values are `None`."""
+
+    start: datetime
+    completed: int | None
+    failed: int | None
+    waited: float | None
+    """Median of the seconds that the sampled jobs waited for their first attempt."""
+    took: float | None
+    """Median of the run times of the sampled jobs, in seconds."""
+    longest: float | None
+    """Longest run time of the sampled jobs, in seconds."""
+    sampled: int
+    """Number of jobs that these times come from."""
+
+
+class Activity(Struct, frozen=True):
+    """The activity of a queue, oldest period first. The last period is not over yet."""
+
+    minutes: int
+    """Length of a period."""
+    periods: list[Period]
+    completed_from: Source | None
+    """Source of the counts of completed jobs, or `None` if they are not recorded."""
+    failed_from: Source | None
+
+
+class ActivityLooks:
+    """Methods that read the activity of a queue."""
+
+    namespace: Namespace
+
+    @server_operation
+    def activity(self, queue: str, over: Range) -> AnySteps[Activity]:
+        """Read the activity of a queue over the last hour or day.
+
+        It sends two calls for the counts, and one per period for the times of up to 9 jobs each.
+        The cost does not depend on the number of jobs.
+        """
+        keys = self.namespace.keys(queue)
+        minutes, number = STEPS[over]
+        step_ms = minutes * MINUTE_MS
+        now_ms = int(time.time() * 1000)
+        newest_ms = now_ms // step_ms * step_ms
+        sample = yield from ask(browse.survey_queue(keys, minutes * number))
+        ends = yield from ask(browse.count_ends(keys, newest_ms, number, step_ms))
+        starts = [newest_ms - place * step_ms for place in range(number)]
+        pages: list[JobRows] = yield from ask_together(
+            [
+                browse.list_jobs(
+                    keys,
+                    JobState.COMPLETED,
+                    After(score=str(start + step_ms - 1), id="\uffff"),
+                    _PAGE,
+                    fields=TIMES_FIELDS,
+                    bound=start,
+                )
+                for start in starts
+            ]
+        )
+        completed = better_counts(
+            _by_period(sample.completed, now_ms, starts, step_ms),
+            _known(ends.completed, ends.completed_since_ms, starts),
+        )
+        failed = better_counts(
+            _by_period(sample.failed, now_ms, starts, step_ms),
+            _known(ends.failed, ends.failed_since_ms, starts),
+        )
+        periods = [
+            _period(*each)
+            for each in zip(starts, completed.minutes, failed.minutes, pages, strict=True)
+        ]
+        return Activity(minutes, periods[::-1], completed.source, failed.source)
+
+
+def _by_period(
+    counts: EndCounts | None, now_ms: int, starts: Sequence[int], step_ms: int
+) -> list[int | None] | None:
+    """Return BullMQ's counts per minute as counts per period, newest first."""
+    if counts is None:
+        return None
+    found: list[int | None] = [None] * len(starts)
+    minute_ms = now_ms // MINUTE_MS * MINUTE_MS
+    for count in from_metrics(counts, now_ms, len(starts) * step_ms // MINUTE_MS):
+        place = (starts[0] - minute_ms + step_ms - 1) // step_ms
+        if count is not None and place < len(found):
+            found[place] = (found[place] or 0) + count
+        minute_ms -= MINUTE_MS
+    return found
+
+
+def _known(
+    counts: Sequence[int], since_ms: float | None, starts: Sequence[int]
+) -> list[int | None]:
+    """Return the counts of kept jobs. Periods that began before the oldest one are unknown."""
+    return [
+        None if since_ms is None or start < since_ms else count
+        for start, count in zip(starts, counts, strict=True)
+    ]
+
+
+def _period(start_ms: int, completed: int | None, failed: int | None, page: JobRows) -> Period:
+    jobs = [row.job for row in page.rows if not row.gone]
+    took = [
+        max(job.finished_ms - job.processed_ms, 0) / 1000
+        for job in jobs
+        if job.finished_ms is not None and job.processed_ms is not None
+    ]
+    waited = [
+        max(job.processed_ms - job.created_ms - job.delay_ms, 0) / 1000
+        for job in jobs
+        if job.processed_ms is not None and job.created_ms is not None and job.attempts_made <= 1
+    ]
+    start = instant_from_ms(start_ms)
+    assert start is not None, "a time in this millennium"  # noqa: S101
+    return Period(
+        start,
+        completed,
+        failed,
+        median(waited) if waited else None,
+        median(took) if took else None,
+        max(took, default=None),
+        len(took),
+    )
+
 
 _WORKERS: Final = 5.0
 """Seconds between two reads of the servers' client lists."""
@@ -39,6 +211,12 @@ _SAMPLED: Final = 50
 _SLOWLY: Final = 10.0
 """Seconds between two reads of a queue's records, locks and per-minute counts."""
 
+_SETTLING: Final = 5.0
+"""Seconds after a change during which each round reads a queue's records, locks and counts.
+
+A worker writes its record within a second after it was made quiet.
+"""
+
 _MET: Final = 16
 """Approximate number of queues per round for these reads, with up to four calls each."""
 
@@ -48,11 +226,10 @@ _FAILING: Final = 30.0
 _FAILURES: Final = 200
 _FAILING_AT_ONCE: Final = 2
 
+_GROUPS_SECONDS: Final = 2.0
+
 _ROUNDS: Final = 20
 """Maximum number of rounds of `Server.measure`. They refresh 1,000 queues."""
-
-_SNAPSHOTS: Final = ("save", "stop-writes-on-bgsave-error")
-"""Settings that decide whether Redis refuses writes after a failed snapshot."""
 
 
 class Overview:
@@ -68,7 +245,7 @@ class Overview:
         self.workers: Workers | None = None
         self.workers_at = -inf
         self.nodes: Sequence[RedisNode] = ()
-        """The Redis servers, as of the last call of `Server.measure`."""
+        """The Redis servers, read together with the workers."""
         self.seen: set[str] = set()
         """Names of the queues that the last round has read."""
 
@@ -83,10 +260,18 @@ class Overview:
         self.watches = {name: self.watches.get(name) or QueueWatch(name) for name in names}
 
     def expire(self, queue: str) -> None:
-        """Make the next round sample a queue that was changed or removed."""
+        """Make the next round sample a queue that was changed or removed.
+
+        The rounds of the next 5 s also read its records, and those of its workers' other queues.
+        """
         self.names.changed.add(queue)
-        if queue in self.watches:
-            self.watches[queue].sampled_at = -inf
+        if (changed := self.watches.get(queue)) is None:
+            return
+        changed.sampled_at = -inf
+        workers = {each.id for each in changed.seen}
+        for watch in self.watches.values():
+            if watch is changed or not workers.isdisjoint(each.id for each in watch.seen):
+                watch.changed_at = time.monotonic()
 
     def next_sampled(self, wanted: Collection[str]) -> list[QueueWatch]:
         """Choose the queues to sample: new ones, then wanted ones, then the least recent."""
@@ -97,7 +282,11 @@ class Overview:
 
     def next_met(self, now: float) -> list[QueueWatch]:
         """Choose the queues whose slowly changing information is due."""
-        due = [watch for watch in self.watches.values() if now - watch.met_at >= _SLOWLY]
+        due = [
+            watch
+            for watch in self.watches.values()
+            if now - watch.met_at >= _SLOWLY or now - watch.changed_at < _SETTLING
+        ]
         due.sort(key=lambda watch: watch.met_at)
         new = sum(watch.met_at == -inf for watch in due)
         return due[: max(new, _MET)]
@@ -111,9 +300,14 @@ class Overview:
 
 
 def all_trouble(facts: Iterable[QueueFacts]) -> list[Trouble]:
-    """Return the problems of all queues, the worst first."""
+    """Return the problems of all queues, the worst first.
+
+    A problem of Redis or of a worker's machine is returned for one of its queues.
+    """
     found = [trouble for one in facts for trouble in find_trouble(one)]
-    return sorted(found, key=lambda trouble: (-trouble.weight, trouble.queue))
+    found.sort(key=lambda trouble: (-trouble.weight, trouble.queue))
+    shared = {one.text: one for one in reversed(found) if one.is_shared}
+    return [one for one in found if shared.get(one.text, one) is one]
 
 
 class ServerOverview(ServerExplanations):
@@ -126,9 +320,10 @@ class ServerOverview(ServerExplanations):
         """Run one round: update the overview of all queues, or of 50 if there are more.
 
         A round sends one call per sampled queue and up to four more for about 16 of them. Every
-        5 s it sends one CLIENT LIST per server, or every 30 s if there are 1,000 clients or more.
-        Once a minute, a search for queues starts, which takes at most 0.05 s per round. For up to
-        two queues with many failed jobs, it sends six calls each. The first round reads all queues.
+        5 s it sends CLIENT LIST and INFO to each server, or every 30 s if there are 1,000 clients
+        or more. Once a minute, a search for queues starts, which takes at most 0.05 s per round.
+        For up to two queues with many failed jobs, it sends six calls each. The first round reads
+        all queues.
         """
         return self._round(overview, wanted)
 
@@ -136,14 +331,42 @@ class ServerOverview(ServerExplanations):
     def measure(self, overview: Overview) -> AnySteps[None]:
         """Run rounds until all queues are up to date, at most 20, and read the servers' INFO.
 
-        If Redis cannot save its data, it also sends two CONFIG GET per server.
+        If Redis cannot save its data, it also sends two CONFIG GET per server. Each queue with
+        prioritized jobs takes up to four calls for its groups, for at most two seconds in all.
         """
         begun = time.monotonic()
         for _ in range(_ROUNDS):
             yield from self._round(overview, ())
             if all(watch.sampled_at >= begun for watch in overview.watches.values()):
                 break
-        overview.nodes = yield from _read_nodes()
+        overview.nodes = yield from read_servers()
+        begun = time.monotonic()
+        known_first = sorted(
+            overview.watches.values(), key=lambda each: each.name not in self._known
+        )
+        for watch in known_first:
+            watch.nodes = overview.nodes
+            watch.group_jobs = {}
+            # Producers can invent queues, so the time for all of them is limited.
+            if watch.has_prioritized and time.monotonic() - begun < _GROUPS_SECONDS:
+                with suppress(TaskbullError):
+                    keys = self.namespace.keys(watch.name)
+                    watch.group_jobs = yield from count_group_jobs(keys, MOST_GROUPS)
+
+    @server_operation
+    def nodes(self) -> AnySteps[list[RedisNode]]:
+        """Read the state of each Redis server, with one INFO each."""
+        return read_servers()
+
+    @server_operation
+    def slow_calls(self, most: int = 10) -> AnySteps[dict[str, list[SlowCall] | None]]:
+        """Read the newest slow calls of each Redis server, or None if it does not list them."""
+        found: dict[str, list[SlowCall] | None] = {}
+        for server in (yield from list_servers()):
+            found[str(server)] = None
+            with suppress(ServerRefused, *LOST):
+                found[str(server)] = yield from ask_on(server, browse.get_slow_calls(most))
+        return found
 
     def _round(self, overview: Overview, wanted: Collection[str]) -> AnySteps[None]:
         now = time.monotonic()
@@ -151,6 +374,7 @@ class ServerOverview(ServerExplanations):
         clients = 0 if overview.workers is None else overview.workers.clients
         if now - overview.workers_at >= (_WORKERS if clients < _MANY_CLIENTS else _WORKERS_OF_MANY):
             overview.workers = yield from self._workers()
+            overview.nodes = yield from read_servers()
             overview.workers_at = now
         there = self._there(overview)
         overview.keep((yield from find_names(self.namespace, overview.names, there, wanted)))
@@ -159,12 +383,12 @@ class ServerOverview(ServerExplanations):
         for some in _pieces(overview.next_met(now)):
             yield from self._meet(overview, some, now)
         for watch in overview.watches.values():
-            watch.workers = overview.workers
+            watch.workers, watch.nodes = overview.workers, overview.nodes
         for watch in overview.next_failing(now):
             watch.failures_at = now
             # The sample already reports the problem.
             with suppress(ServerRefused, SerializationError, *LOST):
-                watch.failed((yield from self._failures(watch.name, _FAILURES)))
+                watch.failures = yield from self._failures(watch.name, _FAILURES)
 
     @server_operation
     def find_more_queues(self, overview: Overview, *, write: bool = False) -> AnySteps[None]:
@@ -197,13 +421,11 @@ class ServerOverview(ServerExplanations):
         for watch in some:
             those, ended = seen[watch.name], ends[watch.name]
             if isinstance(those, TaskbullError):
-                watch.misread(those)
+                watch.problem = str(those)
             elif isinstance(ended, TaskbullError):
-                watch.misread(ended)
+                watch.problem = str(ended)
             else:
-                watch.misread(None)
-                watch.met(overview.workers, those)
-                watch.counted(ended)
+                watch.problem, watch.seen, watch.ends = None, those, ended
             watch.met_at = now
             overview.seen.add(watch.name)
         busy = [watch.name for watch in some if watch.is_busy]
@@ -216,25 +438,6 @@ class ServerOverview(ServerExplanations):
         for watch in some:
             page = delayed.get(watch.name)
             watch.delayed(page.rows if isinstance(page, JobRows) else ())
-
-
-def _read_nodes() -> AnySteps[list[RedisNode]]:
-    nodes: list[RedisNode] = []
-    for server in (yield from list_servers()):
-        name, settings = str(server), dict[str, str]()
-        try:
-            info = yield from ask_on(server, servers.get_info())
-            if info.get("rdb_last_bgsave_status") == "err":
-                for setting in _SNAPSHOTS:
-                    with suppress(ServerRefused):
-                        settings[setting] = yield from ask_on(server, servers.get_setting(setting))
-        except ServerRefused:  # An ACL rule or the provider forbids INFO.
-            nodes.append(RedisNode(name))
-        except LOST as error:
-            nodes.append(RedisNode(name, problem=str(error)))
-        else:
-            nodes.append(read_node(name, info, settings))
-    return nodes
 
 
 def _pieces(watches: Sequence[QueueWatch]) -> Iterable[Sequence[QueueWatch]]:

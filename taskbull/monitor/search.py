@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from taskbull.errors import ConfigurationError, ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.queue.questions import LOST, ask, ask_on, ask_queues, list_servers
-from taskbull.scripts import browse, records, servers
+from taskbull.scripts import browse, records
 from taskbull.scripts.call import AnySteps
 from taskbull.store.address import Endpoint, Namespace
 
@@ -64,8 +64,8 @@ def find_queues(
     """
     if place is None:
         place = yield from begin_search()
-    scan = servers.find_queues(namespace.prefix, place.cursor)
-    found: servers.FoundQueues = yield from ask_on(place.server, scan)
+    scan = browse.find_queues(namespace.prefix, place.cursor)
+    found: browse.FoundQueues = yield from ask_on(place.server, scan)
     names = sorted({plain_name(namespace, name) for name in found.names})
     if found.cursor != b"0":
         return names, replace(place, cursor=found.cursor)

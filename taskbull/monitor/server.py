@@ -2,30 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+from time import sleep as blocking_sleep
+from typing import Final, TypeVar
+from uuid import uuid4
 
-from taskbull.core.job import Job
+import msgspec
+
+from taskbull.core.job import Job, JobStack
 from taskbull.core.retry import attempts_of
-from taskbull.core.validation import Duration, limit_of
-from taskbull.core.wire.events import QueueEvent
+from taskbull.core.validation import Duration, check_text, limit_of
+from taskbull.core.wire.job import QueueEvent
+from taskbull.core.worker_record import WorkerRecord
+from taskbull.errors import ConfigurationError, ServerRefused, TaskbullError, WorkerNotFound
 from taskbull.monitor.audit import BoardOperations
-from taskbull.monitor.browse import JobLooks
-from taskbull.monitor.failures import HiddenLooks
+from taskbull.monitor.browse import HiddenLooks, JobLooks, ScheduleLooks
 from taskbull.monitor.inspect import Node, ServerOperations
-from taskbull.monitor.overview import ServerOverview
-from taskbull.monitor.schedules import ScheduleLooks
+from taskbull.monitor.overview import ActivityLooks, ServerOverview
 from taskbull.queue.handle import CALL_TIMEOUT
-from taskbull.queue.methods import Awaited, Blocking
-from taskbull.queue.questions import Outages, Rights, repeat_calls, with_rules
+from taskbull.queue.questions import (
+    Awaited,
+    Blocking,
+    Outages,
+    Rights,
+    repeat_calls,
+    server_operation,
+    with_rules,
+)
 from taskbull.queue.queue import Queue, SyncQueue
 from taskbull.queue.stores import Stores
-from taskbull.scripts.call import AnySteps
-from taskbull.scripts.events import read_events
-from taskbull.scripts.servers import escape_pattern
+from taskbull.queue.streams import Cursor, follow
+from taskbull.scripts.browse import escape_pattern
+from taskbull.scripts.call import AnySteps, again
+from taskbull.scripts.change import QuietRequest, read_stack, request_quiet, request_stack
+from taskbull.scripts.read import read_events
+from taskbull.scripts.streams import Entry
 from taskbull.store.address import Namespace, Where
 
 # The common base of both servers.
+
+STACK_TIMEOUT: Final = 5.0
+"""Seconds that a worker has to report the stack of a job."""
+
+_POLL = 0.02
+"""Seconds between checks for a worker's reply."""
+
+
+def _no_reply(queue: str, job_id: str, timeout: float) -> TaskbullError:
+    return TaskbullError(
+        f"The worker of job '{job_id}' in queue '{queue}' did not report its stack within "
+        f"{timeout:g} s: the job has finished, its worker has died, or the worker's event loop is "
+        "blocked (its log then names the line)"
+    )
+
+
+_LARGEST_STACK: Final = 1_000_000
+
+
+def _read_stack(queue: str, job_id: str, raw: bytes) -> JobStack:
+    try:
+        if len(raw) <= _LARGEST_STACK:
+            return msgspec.json.decode(raw, type=JobStack)
+    except (ValueError, RecursionError):  # Any program that may write to the queue can reply.
+        pass
+    raise TaskbullError(f"The stack of job '{job_id}' in queue '{queue}' cannot be read")
+
 
 T = TypeVar("T")
 
@@ -33,7 +75,13 @@ __all__ = ["AnyServer", "Namespace", "Node", "Where"]
 
 
 class AnyServer(
-    ServerOperations, ServerOverview, JobLooks, HiddenLooks, ScheduleLooks, BoardOperations
+    ServerOperations,
+    ServerOverview,
+    JobLooks,
+    HiddenLooks,
+    ActivityLooks,
+    ScheduleLooks,
+    BoardOperations,
 ):
     """All queues under one prefix of a Redis server, Sentinel or Cluster, from any producer.
 
@@ -97,6 +145,66 @@ class AnyServer(
         """The glob pattern for the keys that all queues share, such as the list of queues."""
         return f"{escape_pattern(self.namespace.prefix)}::tb:*"
 
+    @server_operation
+    def quiet_worker(self, worker_id: str) -> AnySteps[WorkerRecord]:
+        """Ask a taskbull worker to stop fetching jobs. Its running jobs continue.
+
+        It stays quiet until `resume_worker` or until it ends. Use `queue.pause()` to stop all
+        workers of a queue.
+
+        Args:
+            worker_id: Id of the worker, as `worker_records` and `taskbull workers` show it.
+
+        Returns:
+            The worker's last record, with its number of running jobs.
+
+        Raises:
+            WorkerNotFound: If no taskbull worker with this id is running.
+
+        Example:
+            >>> await Server("redis://localhost").quiet_worker("host-4711-5c1f0e")
+        """
+        return self._set_quiet(worker_id, is_quiet=True)
+
+    @server_operation
+    def resume_worker(self, worker_id: str) -> AnySteps[WorkerRecord]:
+        """Ask a worker to fetch jobs again after `quiet_worker`.
+
+        Raises:
+            WorkerNotFound: If no taskbull worker with this id is running.
+        """
+        return self._set_quiet(worker_id, is_quiet=False)
+
+    def _set_quiet(self, worker_id: str, *, is_quiet: bool) -> AnySteps[WorkerRecord]:
+        check_text("worker_id", worker_id)
+        asked: WorkerRecord | None = None
+        refused: TaskbullError | None = None
+        # A request concerns its own queue only. Otherwise, a user who may write to one queue could
+        # stop all queues of its workers.
+        for queue, found in sorted((yield from self._worker_records()).items()):
+            for record in found:
+                if record.id == worker_id:
+                    request = QuietRequest(record.id, str(record.started_ms), is_quiet)
+                    try:
+                        yield from request_quiet(self.namespace.keys(queue), request)
+                    except (ServerRefused, ConfigurationError) as error:
+                        refused = refused or error
+                    else:
+                        asked = asked or record
+        if refused is not None:
+            raise refused
+        if asked is None:
+            raise WorkerNotFound(worker_id)
+        return asked
+
+    @server_operation
+    def _request_stack(self, queue: str, job_id: str) -> AnySteps[str]:
+        return request_stack(self.namespace.keys(queue), job_id, uuid4().hex)
+
+    @server_operation
+    def _read_stack(self, reply_to: str) -> AnySteps[bytes | None]:
+        return again(read_stack(reply_to))
+
     def _with_rules(self, operation: AnySteps[T]) -> AnySteps[T]:
         skip, fall_back = self._outages.skip_lost_nodes, self._rights.fall_back_to_reading
         return with_rules(operation, skip, fall_back, repeat_calls)
@@ -118,6 +226,18 @@ class Server(AnyServer, Awaited):
             call_timeout=self._call_timeout,
         )
 
+    async def stack(self, queue: str, job_id: str, *, timeout: float = STACK_TIMEOUT) -> JobStack:
+        """Return the stack of a running job. See `SyncServer.stack`."""
+        from anyio import sleep  # noqa: PLC0415 - sync code does not import it
+
+        reply_to = await self._request_stack(queue, job_id)
+        deadline = monotonic() + timeout
+        while monotonic() < deadline:
+            if (raw := await self._read_stack(reply_to)) is not None:
+                return _read_stack(queue, job_id, raw)
+            await sleep(_POLL)
+        raise _no_reply(queue, job_id, timeout)
+
     async def _run(self, operation: AnySteps[T]) -> T:
         return await self._stores.arun(self._with_rules(operation), self._call_timeout)
 
@@ -138,6 +258,10 @@ class SyncServer(AnyServer, Blocking):
             call_timeout=self._call_timeout,
         )
 
+    def follow_items(self, queue: str, job_id: str) -> Iterator[list[Entry]]:
+        """Yield the entries of a job's stream until the job has ended. See `JobHandle.stream`."""
+        return follow(self._stores, Cursor(self.namespace.keys(queue), job_id))
+
     def wait_for_events(self, queue: str, after: str) -> list[QueueEvent]:
         """Return the next events of a queue after an id. Wait up to 5 s for the first one.
 
@@ -146,6 +270,27 @@ class SyncServer(AnyServer, Blocking):
         read = read_events(self.namespace.keys(queue), after)
         limit = None if self._call_timeout is None else self._call_timeout + read.held
         return self._stores.run(read, limit)
+
+    def stack(self, queue: str, job_id: str, *, timeout: float = STACK_TIMEOUT) -> JobStack:
+        """Ask the worker that runs a job for the stack of its coroutine, thread or process.
+
+        Args:
+            queue: Name of the job's queue.
+            job_id: Id of the job.
+            timeout: Seconds to wait for the worker.
+
+        Raises:
+            JobNotFound: If there is no such job.
+            WrongState: If the job is not running, or not in a taskbull worker.
+            TaskbullError: If the worker does not reply in time.
+        """
+        reply_to = self._request_stack(queue, job_id)
+        deadline = monotonic() + timeout
+        while monotonic() < deadline:
+            if (raw := self._read_stack(reply_to)) is not None:
+                return _read_stack(queue, job_id, raw)
+            blocking_sleep(_POLL)
+        raise _no_reply(queue, job_id, timeout)
 
     def close(self) -> None:
         """Close all idle connections."""

@@ -12,21 +12,29 @@ from itertools import accumulate
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingMixIn, UnixStreamServer
 from threading import Event, Lock, Thread
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 from msgspec import Struct
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector, CollectorRegistry
 
 from taskbull.core.queue_health import QueueFacts, RedisNode
-from taskbull.observability import catalogue as c
-from taskbull.observability.catalogue import ALL, Metric
+from taskbull.observability import metrics as c
 from taskbull.observability.health import Health
-from taskbull.observability.metrics import Metrics
-from taskbull.observability.tally import Distribution, Snapshot, Tally, merge
+from taskbull.observability.metrics import (
+    ALL,
+    Distribution,
+    Metric,
+    Metrics,
+    Snapshot,
+    Tally,
+    merge,
+)
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+    from prometheus_client.registry import Collector
+else:
+    Collector = object  # A worker without the extra `metrics` also imports this module.
 
 
 class MetricsSource(Protocol):
@@ -236,6 +244,8 @@ def _describe_queue(meter: Tally, queue: QueueFacts) -> None:
         return
     for state, count in queue.counts.items():
         meter.gauge(c.LENGTH).set(count, (queue.name, str(state)))
+    for (group, state), count in queue.group_jobs.items():
+        meter.gauge(c.GROUP_JOBS).set(count, (queue.name, group, state))
     meter.gauge(c.OLDEST).set(_seconds_since(queue, queue.waiting_since), labels)
     meter.gauge(c.LATENESS).set(_seconds_since(queue, queue.next_scheduled), labels)
     meter.gauge(c.PAUSED).set(int(queue.paused), labels)
@@ -267,6 +277,9 @@ def render(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
 
     `accept` is the scraper's `Accept` header, which selects the format.
     """
+    from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - optional
+    from prometheus_client.registry import CollectorRegistry  # noqa: PLC0415 - optional
+
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(snapshot))
     encode, content_type = choose_encoder(accept)
@@ -288,14 +301,19 @@ class _Families(Collector):
                 yield self._numbers(metric)
 
     def _numbers(self, metric: Metric) -> Family:
-        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        from prometheus_client import core  # noqa: PLC0415 - optional
+
+        is_counter = metric.kind == "counter"
+        kind = core.CounterMetricFamily if is_counter else core.GaugeMetricFamily
         family = kind(metric.name, metric.help, labels=metric.labels)
         for labels, value in sorted(self._snapshot.numbers.get(metric.name, {}).items()):
             family.add_metric(labels, value)
         return family
 
     def _histogram(self, metric: Metric) -> Family:
-        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        from prometheus_client import core  # noqa: PLC0415 - optional
+
+        family = core.HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         values = self._snapshot.distributions.get(metric.name, {})
         for labels in sorted(values):
             family.add_metric(labels, _buckets(metric, values[labels]), values[labels].total)

@@ -15,9 +15,8 @@ from typing import Any, Final, Literal, NamedTuple, TextIO, TypeAlias
 import msgspec
 
 from taskbull.core import events
-from taskbull.core.failure import scrubbed
-from taskbull.core.middleware import current
-from taskbull.core.outcome import Failure, Fields, Kind, Verdict
+from taskbull.core.job import current
+from taskbull.core.outcome import Failure, Fields, Kind, Verdict, scrubbed
 from taskbull.errors import ConfigurationError
 
 SHOWN = 200
@@ -88,7 +87,8 @@ class TextFormatter(logging.Formatter):
 
     Args:
         worker_id: The worker id for records without one.
-        coloured: True to color the level of warnings and errors for a terminal.
+        coloured: True for a terminal: warnings and errors have a color, and times are short.
+            Elsewhere, times have a date and an offset.
     """
 
     def __init__(self, worker_id: str = "", *, coloured: bool = False) -> None:
@@ -98,7 +98,11 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line for a record, followed by its traceback."""
-        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        now = datetime.fromtimestamp(record.created).astimezone()
+        if self._coloured:
+            time = now.strftime("%H:%M:%S.%f")[:-3]
+        else:  # Processes with different time zones may write to one file.
+            time = now.isoformat(" ", "milliseconds")
         level = record.levelname
         if self._coloured and level in _COLOURS:
             level = f"\x1b[{_COLOURS[level]}m{level}\x1b[0m"
@@ -259,9 +263,25 @@ def _log_to(target: TextIO, options: LogOptions, worker_id: str) -> None:
     formatter: logging.Formatter = JsonFormatter(worker_id)
     if options.form != "json":
         formatter = TextFormatter(worker_id, coloured=target.isatty())
+        handler.addFilter(_is_not_shown)
     handler.setFormatter(formatter)
     handler.addFilter(JobFilter())
     logging.basicConfig(level=(options.level or "info").upper(), handlers=[handler])
+
+
+def _is_not_shown(record: logging.LogRecord) -> bool:
+    """Return False for a record that the application's own handler writes to the same terminal."""
+    own: logging.Logger | None = logging.getLogger(record.name)
+    while own is not None and own is not logging.root:
+        for each in own.handlers:
+            if (
+                getattr(each, "stream", each) in (sys.stderr, sys.stdout)
+                and record.levelno >= each.level
+                and each.filter(record)
+            ):
+                return False
+        own = own.parent
+    return True
 
 
 # The worker's log lines, written by a listener for its events. Every line's fields, including the
@@ -352,11 +372,7 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
             "Recovered from a lost reply in queue %(queue)s: %(adopted)d jobs adopted, "
             "%(settled)d outcomes confirmed, %(resent)d resent"
         ),
-        lambda event: {
-            "adopted": event.adopted,
-            "settled": event.settled,
-            "resent": event.resent,
-        },
+        lambda event: {"adopted": event.adopted, "settled": event.settled, "resent": event.resent},
     ),
     events.CircuitOpened: (
         logging.WARNING,

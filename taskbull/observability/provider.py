@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -55,6 +55,16 @@ def sending(
     from taskbull.observability import tracing  # noqa: PLC0415 - see above
 
     return tracing.sending(tracer, queue, names, contexts, flow)
+
+
+def step_span(name: str) -> AbstractContextManager[object]:
+    """Run the block in the span of a job's step, a child of the current span."""
+    tracer = current_tracer()
+    if tracer is None:
+        return nullcontext()
+    from taskbull.observability import tracing  # noqa: PLC0415 - see above
+
+    return tracing.step_span(tracer, name)
 
 
 @cache

@@ -37,9 +37,8 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import Tracer as Tracer
 
-from taskbull.core.failure import message_of
 from taskbull.core.job import Job, NewJob
-from taskbull.core.outcome import Failure, Outcome
+from taskbull.core.outcome import Failure, Outcome, message_of
 
 # Unsampled spans. OpenTelemetry's SDK takes 10 µs to create one, half of a job's total time. If the
 # sampler's description says that it drops all spans of a kind, a placeholder replaces them.
@@ -349,6 +348,20 @@ def processing(queue: str, worker_id: str) -> Processing | None:
     """Return the span factory for a worker's queue, or `None` without a tracer provider."""
     tracer = current_tracer()
     return None if tracer is None else Processing(tracer, queue, worker_id)
+
+
+@contextmanager
+def step_span(tracer: Tracer, name: str) -> Generator[None]:
+    """Run the block in the span of a job's step, a child of the current span."""
+    with tracer.start_as_current_span(
+        f"step {name}", record_exception=False, set_status_on_exception=False
+    ) as span:
+        span.set_attribute("taskbull.step.name", name)
+        try:
+            yield
+        except Exception as error:
+            _fail(span, type(error), message_of(error))
+            raise
 
 
 def describe_outcome(span: Span, outcome: Outcome) -> None:

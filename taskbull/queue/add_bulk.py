@@ -21,20 +21,36 @@ from uuid import uuid4
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.core.flow import Branch, arrange
-from taskbull.core.job import NewJob, Ticket
+from taskbull.core.job import Branch, NewJob, Ticket, arrange
 from taskbull.core.validation import refusal
-from taskbull.core.wire.new_job import EncodedJob, encode_job, encode_jobs
+from taskbull.core.wire.job import EncodedJob, encode_job, encode_jobs
 from taskbull.errors import EnqueueError, TaskbullError
 from taskbull.observability.provider import current_tracer, sending
-from taskbull.queue.add import Adder, Unsent, deliver, in_context
-from taskbull.queue.handle import JobHandle, QueueClient, ReadResult, handle
+from taskbull.queue.handle import (
+    Adder,
+    JobHandle,
+    QueueClient,
+    ReadResult,
+    Unsent,
+    deliver,
+    handle,
+    in_context,
+)
 from taskbull.queue.stores import stripped
-from taskbull.scripts.add import Added, CallSequence, Result, add_jobs
+from taskbull.scripts.add import (
+    Added,
+    CallSequence,
+    FlowChunk,
+    FlowUnfinished,
+    Result,
+    add_flow,
+    add_jobs,
+    cut_flow,
+    undo_flows,
+)
 from taskbull.scripts.call import AnySteps, Call, Finish, Pending, Separate, Start, Steps
-from taskbull.scripts.flow import FlowChunk, FlowUnfinished, add_flow, cut_flow, undo_flows
 from taskbull.store.cluster import check_slots
-from taskbull.store.delivery import Deadline
+from taskbull.store.protocol import Deadline
 from taskbull.store.sync_store import SyncStore
 
 if TYPE_CHECKING:
@@ -136,25 +152,14 @@ class Flow:
     def _send_all(self) -> AnySteps[list[Added] | Unsent]:
         if len(self._pieces) > 1:
             return (yield from self._send_pieces())
-        ticket, sequences = self._ticket, self._adder.sequences
+        return (yield from self._adder.numbered(partial(self._send_piece, 0), self._ticket))
+
+    def _send_piece(
+        self, number: int, sequence: CallSequence, sent_ms: int | None, owner: str = ""
+    ) -> AnySteps[list[Added] | Unsent]:
         added: list[Added] | Unsent
-        if ticket is not None:
-            added = yield Separate(self._chunk(0, CallSequence.of(ticket), ticket.sent_ms))
-            if added:
-                return added
-        while True:
-            sequence = sequences.borrow()
-            try:
-                added = yield Separate(self._chunk(0, sequence, None))
-            except BaseException:
-                sequences.give_back(sequence)
-                raise
-            if isinstance(added, Unsent):
-                return added
-            if added:
-                sequences.give_back(sequence)
-                return added
-            sequences.renew()
+        added = yield Separate(self._chunk(number, sequence, sent_ms, owner))
+        return added
 
     def _send_pieces(self) -> AnySteps[list[Added] | Unsent]:
         sent_ms = None if self._ticket is None else self._ticket.sent_ms
@@ -163,7 +168,7 @@ class Flow:
         owner = f"{self.seed}:{self._form()}"
         for number in range(len(self._pieces)):
             sequence = CallSequence(self.seed, number, 1, self.seed[:16])
-            added = yield Separate(self._chunk(number, sequence, sent_ms, owner))
+            added = yield from self._send_piece(number, sequence, sent_ms, owner)
             if isinstance(added, Unsent):
                 whole = CallSequence(self.seed, 0, 1, self.seed[:16])
                 return Unsent(added.error, whole, added.sent_ms or sent_ms)
@@ -316,31 +321,8 @@ class FlowPart(Part):
         return replace(super().ticket_of(number, sequence, sent_ms), flow=self._flow.seed)
 
 
-class Left:
-    """The jobs that a bulk could not add, each with a ticket for sending it again."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Sendable] = []
-        self.unsure = 0
-        """Number of jobs that may have been added."""
-
-    def put(self, part: Part, sequence: CallSequence, sent_ms: int | None) -> None:
-        if part.ticket is not None and sent_ms is None:
-            sent_ms = part.ticket.sent_ms
-            self.jobs += [entry.known_as for entry in part.entries]
-        else:
-            for number, entry in enumerate(part.entries, 1):
-                ticket = part.ticket_of(number, sequence, sent_ms)
-                self.jobs.append(entry.known_as.with_ticket(ticket))
-        if sent_ms is not None:
-            self.unsure += len(part.entries)
-
-
 # Bulks: sent part by part, with as few jobs in memory as possible.
 
-
-Stretch: TypeAlias = tuple[list[Entry], list[EncodedJob]]
-"""Consecutive jobs that are encoded together."""
 
 Progress: TypeAlias = Callable[[int], object]
 """Called after each part with the number of jobs added so far."""
@@ -390,6 +372,8 @@ class Bulk:
         self._open_jobs = 0
         self._open_bytes = 0
         self._closed = False
+        self._left: list[Sendable] = []  # Jobs that were not added, each with a ticket.
+        self._unsure = 0  # Number of jobs in `_left` that may have been added.
 
     def run(self) -> AnySteps[list[JobHandle[Any]]]:
         """Add all jobs and return their handles in order.
@@ -414,12 +398,11 @@ class Bulk:
         except EnqueueError:
             raise
         except Exception as error:
-            left = Left()
-            yield from self._end_all(left)
-            if not self._handles and not left.unsure:
+            yield from self._end_all()
+            if not self._handles and not self._unsure:
                 raise
             why = f"the iterable of jobs or progress() raised {type(error).__name__}: {error}"
-            raise self._error(left, parts, "", why) from error
+            raise self._error(parts, "", why) from error
         finally:
             for part in self._under_way:  # The caller was cancelled.
                 if part.pending is not None:
@@ -442,34 +425,45 @@ class Bulk:
         part = self._under_way.popleft()
         added = yield from part.end()
         if isinstance(added, Unsent):
-            left = Left()
-            left.put(part, added.sequence, added.sent_ms)
-            yield from self._end_all(left, given_up=True)
+            self._leave(part, added.sequence, added.sent_ms)
+            yield from self._end_all(given_up=True)
             where = f"Queue '{part.client.keys.queue}': "
-            raise self._error(left, parts, where, str(added.error)) from added.error
+            raise self._error(parts, where, str(added.error)) from added.error
         self._take_in(part, added)
         if self._progress is not None:
             self._progress(len(self._handles))
 
-    def _end_all(self, left: Left, *, given_up: bool = False) -> AnySteps[None]:
+    def _end_all(self, *, given_up: bool = False) -> AnySteps[None]:
         """Collect the results of all parts in flight when the bulk stops early."""
         while self._under_way:
             part = self._under_way.popleft()
             added = yield from part.end(given_up=given_up)
             if isinstance(added, Unsent):
-                left.put(part, added.sequence, added.sent_ms)
+                self._leave(part, added.sequence, added.sent_ms)
                 given_up = True
             else:
                 self._take_in(part, added)
 
-    def _encoded(self) -> Iterator[Stretch]:
+    def _leave(self, part: Part, sequence: CallSequence, sent_ms: int | None) -> None:
+        """Keep the jobs of a part that was not added, each with a ticket for sending it again."""
+        if part.ticket is not None and sent_ms is None:
+            sent_ms = part.ticket.sent_ms
+            self._left += [entry.known_as for entry in part.entries]
+        else:
+            for number, entry in enumerate(part.entries, 1):
+                ticket = part.ticket_of(number, sequence, sent_ms)
+                self._left.append(entry.known_as.with_ticket(ticket))
+        if sent_ms is not None:
+            self._unsure += len(part.entries)
+
+    def _encoded(self) -> Iterator[tuple[list[Entry], list[EncodedJob]]]:
         # An iterator may be endless or raise, so take the next job only after the last one is
         # stored.
         size = 1 if self._total is None else _STRETCH
         while entries := list(islice(self._entries, size)):
             yield entries, _encode(entries)
 
-    def _parts(self, stretches: Iterator[Stretch]) -> Iterator[Part]:
+    def _parts(self, stretches: Iterator[tuple[list[Entry], list[EncodedJob]]]) -> Iterator[Part]:
         """Yield parts as they fill up, then the rest. When closed, take no more jobs."""
         place = 0
         for entries, jobs in stretches:
@@ -549,24 +543,20 @@ class Bulk:
         ]
         self._places.extend(part.places)
 
-    def _error(self, left: Left, parts: Iterator[Part], where: str, why: str) -> EnqueueError:
-        """Return the error for a bulk that stopped early, with `left` and all unsent jobs."""
+    def _error(self, parts: Iterator[Part], where: str, why: str) -> EnqueueError:
+        """Return the error for a bulk that stopped early, with all jobs that were not added."""
         self._closed = self._total is None  # Jobs not yet taken stay in the caller's iterator.
         for part in [*self._made, *parts, *self._open.values()]:
-            left.put(part, part.client.adder.sequences.reserve(), None)
-        missing = len(left.jobs) - left.unsure
+            self._leave(part, part.client.adder.sequences.reserve(), None)
+        unsure, missing = self._unsure, len(self._left) - self._unsure
         if self._total is None:
             summary = f"{len(self._handles)} jobs were added, the next {missing} were not"
-            if left.unsure:
-                summary += f", and {left.unsure} more may have been added"
+            if unsure:
+                summary += f", and {unsure} more may have been added"
         else:
-            summary = describe_missing(missing, left.unsure, self._total)
-        return EnqueueError(
-            f"{where}{summary}: {why}",
-            left.jobs,
-            may_be_added=left.unsure > 0,
-            added=self._in_order(),
-        )
+            summary = describe_missing(missing, unsure, self._total)
+        message, added = f"{where}{summary}: {why}", self._in_order()
+        return EnqueueError(message, self._left, may_be_added=unsure > 0, added=added)
 
     def _in_order(self) -> list[JobHandle[Any]]:
         if self._in_place:
@@ -623,39 +613,23 @@ def add_one(
     return handle(entry.client, entry.job.name, added[0], entry.read)
 
 
-class FirstTry:
-    """The first call that adds a single job. If it fails, `add_one` continues.
+def first_call(client: QueueClient, job: EncodedJob) -> tuple[CallSequence, Call[list[Added]]]:
+    """Return the first call that adds a single job. If it fails, `add_one` continues.
 
     This avoids the generator of `add_one`, which takes 10 µs.
     """
+    sequence = client.adder.sequences.borrow()
+    return sequence, add_jobs(client.adder.keys, (job,), job.timestamp_ms, sequence)
 
-    __slots__ = ("_entry", "_job", "_sequence", "call", "limit")
 
-    def __init__(self, entry: Entry, job: EncodedJob, timeout: float | None) -> None:
-        adder = entry.client.adder
-        self._entry = entry
-        self._job = job
-        self._sequence = sequence = adder.sequences.borrow()
-        self.limit = Deadline(timeout, monotonic)
-        self.call = add_jobs(adder.keys, (job,), job.timestamp_ms, sequence)
-
-    def ended(self, added: list[Added]) -> JobHandle[Any] | None:
-        """Return the job's handle, or None if a clone of this process had used the sequence."""
-        entry = self._entry
-        sequences = entry.client.adder.sequences
-        if not added:
-            sequences.renew()
-            return None
-        sequences.give_back(self._sequence)
-        return handle(entry.client, entry.job.name, added[0], entry.read)
-
-    def broken_off(self) -> None:
-        """Release the sequence after the call was abandoned."""
-        self._entry.client.adder.sequences.give_back(self._sequence)
-
-    def rest(self) -> Steps[JobHandle[Any]]:
-        """Return the steps that continue after a failed first try."""
-        return add_one(self._entry, self._job, self._sequence)
+def first_handle(entry: Entry, sequence: CallSequence, added: list[Added]) -> JobHandle[Any] | None:
+    """Return the handle of an added job, or None if a clone of this process used the sequence."""
+    sequences = entry.client.adder.sequences
+    if not added:
+        sequences.renew()
+        return None
+    sequences.give_back(sequence)
+    return handle(entry.client, entry.job.name, added[0], entry.read)
 
 
 def add_at_once(entry: Entry, timeout: float | None) -> JobHandle[Any]:
@@ -673,15 +647,16 @@ def add_at_once(entry: Entry, timeout: float | None) -> JobHandle[Any]:
 def _add_plainly(
     store: SyncStore, entry: Entry, job: EncodedJob, timeout: float | None
 ) -> JobHandle[Any] | None:
-    first = FirstTry(entry, job, timeout)
+    sequence, call = first_call(entry.client, job)
+    limit = Deadline(timeout, monotonic)
     try:
-        added = store.run_within(first.call, first.limit)
+        added = store.run_within(call, limit)
     except TaskbullError as error:
-        return store.go_on(first.rest(), first.limit, error)
+        return store.go_on(add_one(entry, job, sequence), limit, error)
     except BaseException:
-        first.broken_off()
+        entry.client.adder.sequences.give_back(sequence)
         raise
-    return first.ended(added)
+    return first_handle(entry, sequence, added)
 
 
 def not_added(entry: Entry, place: int, unsent: Unsent) -> EnqueueError:

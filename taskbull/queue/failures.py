@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from math import sqrt
+from random import Random
 from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from taskbull.core.fingerprint import ErrorFingerprint, alike, frame_of
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.fingerprint import ErrorFingerprint, alike, describe, frame_of
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.wire.job import ID_FIELDS, unescape
 from taskbull.errors import JobNotFound, WrongState
 from taskbull.scripts import browse, change, removal
@@ -34,7 +34,7 @@ class FailureGroup(Struct, frozen=True):
 
     task: str
     error: str
-    """Common part of their messages, with `<…>` for the parts that differ."""
+    """Their message if it is the same for all, otherwise with `<…>` for the parts that differ."""
     count: int
     """Number of jobs in the group among those read individually."""
     first: datetime | None
@@ -51,7 +51,7 @@ class FailureGroup(Struct, frozen=True):
     about: int = 0
     """Total number of jobs: `count` plus an estimate for the jobs that were only sampled."""
     margin: int = 0
-    """Error margin of `about`: two sigma, or 0 if it is exact."""
+    """Error margin of `about`: three sigma, or 0 if it is exact."""
     times: list[datetime] = field(default_factory=list[datetime])
     """Failure times of the jobs that were read, newest first."""
     is_rest: bool = False
@@ -67,7 +67,7 @@ class Failures(Struct, frozen=True):
     """Number of newest jobs that were read."""
     groups: list[FailureGroup]
     sampled: int = 0
-    """Number of older jobs that were read, evenly spaced."""
+    """Number of older jobs that were read, one in each equal part."""
     window: dict[str, FailedJob] = field(default_factory=dict[str, FailedJob])
     """Newest jobs by id. Pass them to the next call to avoid reading them again."""
     sample: list[FailedJob] = field(default_factory=list[FailedJob])
@@ -95,7 +95,7 @@ def group_failures(
 
     Args:
         jobs: Failed jobs, newest first.
-        sample: Some of the older jobs, evenly spaced. They represent all older jobs.
+        sample: Some of the older jobs, as chosen by `spread`. They represent all older jobs.
         older: Number of older jobs.
         likeness: Known results of `group_by_fingerprint`.
     """
@@ -109,8 +109,8 @@ def group_failures(
     groups, rest = _merged(groups, small), _merged(rest, small)
     merged = {_rest_of(what) for what in small}
     found = [
-        replace(
-            _group(what, groups.get(what, []), rest.get(what, []), len(sample), older),
+        _group(
+            *(what, groups.get(what, []), rest.get(what, []), len(sample), older),
             is_rest=what in merged,
         )
         for what in {**groups, **rest}
@@ -124,11 +124,18 @@ def alike_of(job: FailedJob) -> ErrorFingerprint:
 
 
 def spread(start: int, stop: int, most: int) -> list[int]:
-    """Return at most `most` evenly spaced positions in `range(start, stop)`."""
+    """Return at most `most` positions in `range(start, stop)`, a random one in each equal part.
+
+    Positions at equal distances would give wrong shares if errors recur at regular distances.
+    """
     many = stop - start
     if many <= most:
         return list(range(start, stop))
-    return [start + number * many // most for number in range(most)]
+    random = Random(many)  # noqa: S311 - a sample
+    return [
+        start + random.randrange(number * many // most, (number + 1) * many // most)
+        for number in range(most)
+    ]
 
 
 def _group(
@@ -137,16 +144,22 @@ def _group(
     sample: list[FailedJob],
     sampled: int,
     older: int,
+    *,
+    is_rest: bool,
 ) -> FailureGroup:
     all_of_them = [*window, *sample]
     newest = all_of_them[0]
     times = [job.finished_at for job in all_of_them if job.finished_at is not None]
     share = len(sample) / sampled if sampled else 0.0
     is_exact = sampled == older
-    margin = 0 if is_exact or not sampled else 2 * older * sqrt(share * (1 - share) / sampled)
+    margin = 0.0
+    if sampled and not is_exact:
+        # Even an error that is missing in the sample may have some older jobs.
+        likely = max(share, min(3 / sampled, 0.5))
+        margin = 3 * older * sqrt(likely * (1 - likely) / sampled)
     return FailureGroup(
         what.task,
-        what.error,
+        what.error if is_rest else describe(what, [job.reason for job in all_of_them]),
         len(window),
         min(times, default=None),
         max(times, default=None),
@@ -157,6 +170,7 @@ def _group(
         len(window) + round(share * older),
         round(margin),
         times,
+        is_rest,
     )
 
 

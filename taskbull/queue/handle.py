@@ -1,38 +1,292 @@
-"""Job handles: find a job again, wait for its result, cancel it.
-
-The module also warns about calls that block an event loop, or that wait for a job in their own
-queue.
-"""
+"""Add a job with calls that Redis never executes twice, and return its handle."""
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import re
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from uuid import uuid4
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from taskbull.core import payload
-from taskbull.core.cancelling import Cancelled, cancel_reason
 from taskbull.core.celery import RESULT, no_attribute
-from taskbull.core.job import Ending, Job, NewJob
-from taskbull.core.keys import QueueKeys, job_ref
-from taskbull.core.middleware import current
-from taskbull.core.states import JobState
-from taskbull.core.validation import Duration, refusal, seconds
-from taskbull.errors import BlockingCallWarning, SerializationError, TaskbullError
+from taskbull.core.job import Ending, Job, NewJob, Ticket, current
+from taskbull.core.keys import JobState, QueueKeys, job_ref
+from taskbull.core.outcome import Cancelled, cancel_reason
+from taskbull.core.steps import JobStep, check_signal_name
+from taskbull.core.validation import Duration, command, refusal, seconds
+from taskbull.core.wire.job import EncodedJob
+from taskbull.core.wire.options import with_telemetry
+from taskbull.errors import (
+    BlockingCallWarning,
+    ConnectionLost,
+    EnqueueError,
+    JobFailed,
+    MaybeExecuted,
+    OutOfTurn,
+    SerializationError,
+    ServerRefused,
+    TaskbullError,
+)
 from taskbull.observability.logs import cut
-from taskbull.queue.add import Adder
-from taskbull.queue.results import gone
-from taskbull.queue.stores import Stores, stripped
-from taskbull.scripts.add import Added, Result
-from taskbull.scripts.call import REFUSALS, Steps, again
-from taskbull.scripts.change import cancel
-from taskbull.scripts.read import Logs, get_job, get_logs, get_state
+from taskbull.observability.provider import current_tracer, sending
+from taskbull.queue.stores import Stores, gone, stripped
+from taskbull.queue.streams import LOOK, Cursor, Items, OnRestart, follow, sse, sse_start
+from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, Result, add_jobs
+from taskbull.scripts.call import REFUSALS, Call, Steps, again
+from taskbull.scripts.change import Signal, cancel, encode_signal, read_steps, send_signal
+from taskbull.scripts.read import BLOCK, Logs, get_job, get_logs, get_state
+from taskbull.scripts.streams import Entry
+
+if TYPE_CHECKING:
+    from taskbull.observability.tracing import Tracer
+
+
+# Add jobs to one queue in single calls that Redis never executes twice.
+
+
+# Numbering of add calls. Redis uses the numbers to recognize a call that is sent again.
+#
+# A producer has one sequence per call in flight.
+
+
+class _Producer:
+    """The sequences of one process. It is replaced as a whole, so threads need no lock."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.id = uuid4().hex
+        self.free: deque[CallSequence] = deque()
+        self.numbers = count()
+
+    def new_sequence(self) -> CallSequence:
+        return CallSequence(self.id, next(self.numbers))
+
+
+class CallSequences:
+    """Lends sequences to any thread, before and after a fork.
+
+    The producer's id is generated when the first sequence is borrowed. An id generated at import
+    would be the same in all processes started from one image.
+    """
+
+    def __init__(self) -> None:
+        self._producer: _Producer | None = None
+
+    def borrow(self) -> CallSequence:
+        """Return a sequence for one call, with the next call number."""
+        producer = self._own()
+        try:
+            sequence = producer.free.pop()
+        except IndexError:
+            sequence = producer.new_sequence()
+        sequence.begin_call()
+        return sequence
+
+    def give_back(self, sequence: CallSequence) -> None:
+        """Take back a sequence whose call has finished."""
+        producer = self._producer
+        if producer is not None and producer.id == sequence.producer:
+            producer.free.append(sequence)
+
+    def reserve(self) -> CallSequence:
+        """Return a sequence for a call that is made later. It is not lent again."""
+        sequence = self._own().new_sequence()
+        sequence.begin_call()
+        sequence.mark = uuid4().hex[:16]
+        return sequence
+
+    def renew(self) -> None:
+        """Use a new producer id, because a clone of this process uses the current one."""
+        self._producer = None
+
+    def _own(self) -> _Producer:
+        producer = self._producer
+        if producer is None or producer.process != os.getpid():
+            producer = self._producer = _Producer()
+        return producer
+
+
+# Calls
+
+
+SEND_AGAIN_MS = MEMO_LIFE_MS - 300_000
+"""Milliseconds within which a call may be sent again: five minutes less than Redis remembers it."""
+
+
+Y = TypeVar("Y")
+
+
+class Unsent(Struct, frozen=True):
+    """Result of a call that did not get through. It can be sent again with `sequence`."""
+
+    error: TaskbullError
+    sequence: CallSequence
+    sent_ms: int | None
+    """Time of the first send if the call may have been executed, otherwise None."""
+
+
+class Adder:
+    """Adds jobs to one queue. It owns the sequences for that queue."""
+
+    def __init__(self, keys: QueueKeys) -> None:
+        self.keys = keys
+        self.sequences = CallSequences()
+
+    def add(
+        self,
+        jobs: Sequence[EncodedJob],
+        ticket: Ticket | None = None,
+        sequence: CallSequence | None = None,
+        after: CallSequence | None = None,
+    ) -> Steps[list[Added] | Unsent]:
+        """Add jobs in one call, in a span if the app traces.
+
+        Args:
+            jobs: The jobs to add.
+            ticket: The ticket that the jobs already have, if any.
+            sequence: A sequence that was already borrowed for the jobs.
+            after: Sequence of a call in flight whose jobs must be added before these.
+        """
+        tracer = None if sequence else current_tracer()
+        if tracer is None:
+            return self.numbered(partial(self.send, jobs, after=after), ticket, sequence)
+        return self._add_traced(jobs, ticket, tracer)
+
+    def _add_traced(
+        self, jobs: Sequence[EncodedJob], ticket: Ticket | None, tracer: Tracer
+    ) -> Steps[list[Added] | Unsent]:
+        names, contexts = [job.name for job in jobs], [job.telemetry for job in jobs]
+        added: list[Added] | Unsent = []
+        with suppress(EnqueueError), sending(tracer, self.keys.queue, names, contexts) as span:
+            traced = [in_context(job, span.telemetry(job.telemetry)) for job in jobs]
+            added = yield from self.numbered(partial(self.send, traced), ticket)
+            if isinstance(added, Unsent):
+                raise EnqueueError(str(added.error), ())  # Recorded in the span.
+            span.sent([one.id for one in added])
+        return added
+
+    def numbered(
+        self,
+        send: Callable[[CallSequence, int | None], Generator[Y, Any, list[Added] | Unsent]],
+        ticket: Ticket | None,
+        sequence: CallSequence | None = None,
+    ) -> Generator[Y, Any, list[Added] | Unsent]:
+        """Send a call under the number of its ticket, or under a new one.
+
+        `send` gets the sequence and the time when the call was first sent, if it was.
+        """
+        if ticket is not None:
+            added = yield from send(CallSequence.of(ticket), ticket.sent_ms)
+            if added:
+                return added
+        while True:
+            sequence = sequence or self.sequences.borrow()
+            try:
+                added = yield from send(sequence, None)
+            except BaseException:
+                self.sequences.give_back(sequence)
+                raise
+            if isinstance(added, Unsent):
+                return added  # Its sequence is kept for sending the call again.
+            if added:
+                self.sequences.give_back(sequence)
+                return added
+            self.sequences.renew()
+            sequence = None
+
+    def send(
+        self,
+        jobs: Sequence[EncodedJob],
+        sequence: CallSequence,
+        sent_ms: int | None,
+        after: CallSequence | None = None,
+    ) -> Steps[list[Added] | Unsent]:
+        """Send one call until it is answered.
+
+        An empty result means that a clone of this process has used the sequence.
+        """
+        call = partial(add_jobs, self.keys, jobs, sequence=sequence)
+        return deliver(call, sequence, sent_ms, partial(call, after=after))
+
+
+AddCall: TypeAlias = Callable[[int], Call[list[Added]]]
+"""Builds a call that adds jobs, for a time in milliseconds."""
+
+
+def deliver(
+    call: AddCall, sequence: CallSequence, sent_ms: int | None, first: AddCall | None = None
+) -> Steps[list[Added] | Unsent]:
+    """Send one call of a sequence until it is answered.
+
+    `first` builds the call for the first try. The preceding call has been answered before a second
+    try.
+    """
+    now_ms = int(time.time() * 1000)
+    if sent_ms is not None and now_ms - sent_ms > SEND_AGAIN_MS:
+        return Unsent(TaskbullError(_TOO_LATE), sequence, sent_ms)
+    lost: MaybeExecuted | None = None
+    make = first or call
+    while True:
+        try:
+            request = make(now_ms)
+            make = call
+            added: list[Added] = yield request
+        except OutOfTurn:  # The preceding call has finished by now.
+            continue
+        except MaybeExecuted as error:  # Sending it again returns the first reply.
+            lost, sent_ms = error, sent_ms or now_ms
+        except (ConnectionLost, ServerRefused) as error:
+            return Unsent(lost or error, sequence, sent_ms)
+        else:
+            if not added and sent_ms is not None:
+                return Unsent(TaskbullError(_OVERTAKEN), sequence, sent_ms)
+            return added
+
+
+_TOO_LATE = (
+    f"they were sent more than {SEND_AGAIN_MS // 60_000} minutes ago, and Redis no longer knows "
+    "that call. Check whether they exist; spec.without_ticket() adds one in any case"
+)
+_OVERTAKEN = (
+    "a clone of this process has used the number of that call meanwhile. Look whether they are "
+    "there; spec.without_ticket() adds one in any case"
+)
+
+
+def in_context(job: EncodedJob, telemetry: str | None) -> EncodedJob:
+    """Return the job with another span context, or unchanged if there is none."""
+    if telemetry is None or telemetry == job.telemetry:
+        return job
+    options = with_telemetry(job.options, telemetry, instead_of=job.telemetry)
+    return replace(job, options=options, telemetry=telemetry)
+
+
+# Job handles: find a job again, wait for its result, cancel it.
+#
+# The module also warns about calls that block an event loop, or that wait for a job in their own
+# queue.
+
 
 # Argument checks and warnings
 
@@ -163,6 +417,9 @@ class QueueClient(Struct, frozen=True, eq=False):
     blocking: BlockingCheck = field(
         default_factory=lambda: BlockingCheck("job.result()", "await job.aresult()")
     )
+    blocking_stream: BlockingCheck = field(
+        default_factory=lambda: BlockingCheck("job.stream()", "job.astream()")
+    )
     own_queue: OwnQueueCheck = field(default_factory=OwnQueueCheck)
     check: DataCheck = _takes_anything
     prepare: Prepare = _as_it_is
@@ -209,7 +466,12 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
 
     @property
     def ref(self) -> str:
-        """Queue and id in one string, such as `emails:42`. `app.job(ref)` finds the job again."""
+        """Queue and id in one string. `app.job(ref)` returns the handle again.
+
+        Example:
+            >>> job.ref
+            'emails:42'
+        """
         return job_ref(self.queue, self.id)
 
     def result(self, timeout: Duration | None = None) -> R_co:
@@ -247,6 +509,81 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
         return self._value(ending)
+
+    def stream(self, *, on_restart: OnRestart | None = None) -> Iterator[Any]:
+        """Follow the items that the job yields, from the first one until the job ends. Blocks.
+
+        Any number of readers can follow a job, even after it has ended. A reader that loses its
+        connection continues without a gap or a repetition. A job whose function does not yield
+        has no items.
+
+        Args:
+            on_restart: Function called when the job is retried. The items of the new attempt
+                follow.
+
+        Raises:
+            JobFailed: After the last item, if the job failed. `JobCancelled` and `JobExpired` are
+                subclasses.
+            JobNotFound: If the job does not exist.
+            SerializationError: If an item does not match its annotation.
+
+        Example:
+            >>> for text in job.stream():
+            ...     print(text, end="")
+        """
+        if self._client is not None:
+            self._client.blocking_stream.check()
+        cursor = Cursor(self._keys, self.id)
+        return Items(cursor, self._read, on_restart).read(self._entries(cursor))
+
+    def astream(self, *, on_restart: OnRestart | None = None) -> AsyncIterator[Any]:
+        """Follow the items that the job yields. See `stream`.
+
+        `on_restart` may be an async function.
+
+        Example:
+            >>> async for text in job.astream():
+            ...     print(text, end="")
+        """
+        cursor = Cursor(self._keys, self.id)
+        return Items(cursor, self._read, on_restart).aread(self._aentries(cursor, BLOCK))
+
+    def sse(self, last_event_id: str | None = None) -> AsyncIterator[str]:
+        """Follow the job as server-sent events, for a streaming HTTP response.
+
+        Each item is an event with an id, and its data is the item as JSON. If the job is retried,
+        a `restart` event precedes the items of the new attempt. If the job fails, an `error` event
+        has the reason. The last event is `end`, and its data has the job's state. If uvicorn is
+        stopping, the stream ends without it, and the browser connects again.
+
+        Args:
+            last_event_id: The request's `Last-Event-ID` header. The events after it follow.
+
+        Raises:
+            ConfigurationError: If `last_event_id` is not the id of an event.
+
+        Example:
+            >>> @api.get("/jobs/{job_id}")
+            ... async def follow(job_id: str, request: Request) -> StreamingResponse:
+            ...     events = app.job("chat", job_id).sse(request.headers.get("last-event-id"))
+            ...     return StreamingResponse(events, media_type="text/event-stream")
+        """
+        cursor = Cursor(self._keys, self.id, sse_start(last_event_id))
+        return sse(cursor, self._aentries(cursor, LOOK))
+
+    def _entries(self, cursor: Cursor) -> Iterator[list[Entry]]:
+        client = self._where
+        self._check_own_queue(client)
+        return follow(client.stores, cursor)
+
+    def _aentries(self, cursor: Cursor, idle: float) -> AsyncGenerator[list[Entry], None]:
+        client = self._where
+        self._check_own_queue(client)
+        return client.stores.loop.follow(cursor, idle)
+
+    @property
+    def _keys(self) -> QueueKeys:
+        return self._where.keys
 
     def cancel(self, reason: str = "") -> Cancelled:
         """Cancel the job.
@@ -306,6 +643,35 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
         """Return the job's log lines, oldest first. See `logs`."""
         return await self._arun(again(get_logs(self._where.keys, self.id, start, end)))
 
+    def signal(self, name: str, value: Any = None) -> None:
+        """Send a signal to the job. Its next wait for this name returns the value.
+
+        Args:
+            name: Name of the signal.
+            value: Value of any JSON-serializable type.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+            WrongState: If the job has ended.
+            SerializationError: If the value cannot be stored as JSON.
+
+        Example:
+            >>> job.signal("approval", {"ok": True})
+        """
+        self._run(signalling(self._where.keys, self.id, name, value))
+
+    async def asignal(self, name: str, value: Any = None) -> None:
+        """Send a signal to the job. See `signal`."""
+        await self._arun(signalling(self._where.keys, self.id, name, value))
+
+    def steps(self) -> list[JobStep]:
+        """Return the job's finished steps and its waits, in the order of their start."""
+        return self._run(again(read_steps(self._where.keys, self.id)))
+
+    async def asteps(self) -> list[JobStep]:
+        """Return the job's finished steps and its waits. See `steps`."""
+        return await self._arun(again(read_steps(self._where.keys, self.id)))
+
     def _check_own_queue(self, client: QueueClient) -> None:
         if self.name:  # Otherwise it was not added here and may have finished long ago.
             client.own_queue.check(self.queue, self.id, self.name)
@@ -342,12 +708,102 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
         return await client.stores.arun(steps, client.call_timeout)
 
 
+def signalling(keys: QueueKeys, job_id: str, name: str, value: object) -> Steps[None]:
+    """Check a signal's name and value, and send it. See `send_signal`."""
+    signal = Signal(check_signal_name(name), encode_signal(value), uuid4().hex)
+    return send_signal(keys, job_id, signal, int(time.time() * 1000))
+
+
+if TYPE_CHECKING:
+    I_co = TypeVar("I_co", covariant=True)
+
+    class StreamHandle(JobHandle[R_co], Generic[R_co, I_co], frozen=True):
+        """A handle for a job that yields items. At run time it is a `JobHandle`."""
+
+        def stream(self, *, on_restart: OnRestart | None = None) -> Iterator[I_co]: ...
+
+        def astream(self, *, on_restart: OnRestart | None = None) -> AsyncIterator[I_co]: ...
+
+
 def handle(client: QueueClient, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:
     """Return the handle of an added job, or raise the error that prevented adding it."""
     queue = client.keys.queue
     if added.result < 0:
         raise REFUSALS[added.result](queue, added.id)
     return JobHandle(queue, added.id, name, added.result is not Result.ADDED, client, read)
+
+
+# Many results
+
+
+class Gathering:
+    """Results of several jobs, for one wait with one time limit."""
+
+    def __init__(
+        self, jobs: Iterable[JobHandle[Any]], timeout: Duration | None, *, return_failures: bool
+    ) -> None:
+        self._jobs = list(jobs)
+        self._limit = _limit(timeout)
+        self._deadline = math.inf if self._limit is None else time.monotonic() + self._limit
+        self._return_failures = return_failures
+
+    def wait(self) -> list[Any]:
+        """Wait for the jobs in order. Blocks."""
+        return [self._checked(job, self._result(job)) for job in self._jobs]
+
+    async def await_all(self) -> list[Any]:
+        """Wait for the jobs concurrently, and check them in order."""
+        from anyio import Event, create_task_group  # noqa: PLC0415 - sync code does not load it
+
+        outcomes: list[Any] = [None] * len(self._jobs)
+        ended = [Event() for _ in self._jobs]
+
+        async def wait(place: int) -> None:
+            outcomes[place] = await self._aresult(self._jobs[place])
+            ended[place].set()
+
+        error: Exception | None = None
+        async with create_task_group() as group:
+            for place in range(len(self._jobs)):
+                group.start_soon(wait, place)
+            try:
+                for place, job in enumerate(self._jobs):
+                    await ended[place].wait()
+                    self._checked(job, outcomes[place])
+            except (TaskbullError, TimeoutError) as found:
+                error = found  # Raised below, because the task group would wrap it.
+                group.cancel_scope.cancel()
+        if error is not None:
+            raise error
+        return outcomes
+
+    def _result(self, job: JobHandle[Any]) -> Any:
+        try:
+            return job.result(self._left())
+        except (TaskbullError, TimeoutError) as error:
+            return error
+
+    async def _aresult(self, job: JobHandle[Any]) -> Any:
+        try:
+            return await job.aresult(self._left())
+        except (TaskbullError, TimeoutError) as error:
+            return error
+
+    def _left(self) -> float | None:
+        return None if self._limit is None else max(0.0, self._deadline - time.monotonic())
+
+    def _checked(self, job: JobHandle[Any], outcome: Any) -> Any:
+        if isinstance(outcome, JobFailed) and self._return_failures:
+            return outcome
+        if isinstance(outcome, TimeoutError):
+            raise TimeoutError(
+                f"{len(self._jobs)} jobs did not all finish within {self._limit:g} s: job "
+                f"'{job.id}' in queue '{job.queue}' has not. To find out why: "
+                f"{command('why', job.queue, job.id)}"
+            ) from None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 def _limit(timeout: Duration | None) -> float | None:

@@ -8,9 +8,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from taskbull.core.job import Job
-from taskbull.core.keys import RESERVED_IDS, QueueKeys
+from taskbull.core.keys import RESERVED_IDS, JobState, QueueKeys
 from taskbull.core.options import OnFailure
-from taskbull.core.states import JobState
 from taskbull.core.wire.flow import decode_policy
 from taskbull.errors import ServerRefused
 from taskbull.scripts.call import Steps

@@ -7,15 +7,21 @@ To add a queue operation, add a method to `QueueOperations`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from taskbull.core.cancelling import Cancelled, cancel_reason
-from taskbull.core.job import Job
-from taskbull.core.keys import RESERVED_IDS, QueueKeys
+from msgspec import UNSET, Struct, UnsetType
+
+from taskbull.core import payload
+from taskbull.core.declared_schedule import DeclaredSchedule
+from taskbull.core.groups import GroupChanges, GroupInfo, Limiter, read_group_id
+from taskbull.core.job import Growing, Job, NewJob, check_single, is_job
+from taskbull.core.keys import MAX_DUE_MS, MAX_PRIORITY, RESERVED_IDS, JobState, QueueKeys
+from taskbull.core.outcome import Cancelled, cancel_reason
 from taskbull.core.queue_health import encode_note
-from taskbull.core.states import MAX_DUE_MS, MAX_PRIORITY, JobState
+from taskbull.core.schedule import Rule, Schedule, check_rule, check_schedule_id
+from taskbull.core.steps import JobStep
 from taskbull.core.validation import (
     Duration,
     check_bool,
@@ -23,21 +29,44 @@ from taskbull.core.validation import (
     check_instant,
     check_int,
     check_text,
+    check_type,
     instant_to_ms,
     refusal,
     seconds,
     to_ms,
 )
-from taskbull.errors import JobNotFound, TaskbullError, WrongState
+from taskbull.core.wire.job import EncodedJob, JobCopy, check_copy, encode_copy, encode_data
+from taskbull.core.wire.schedule import encode_run, encode_schedule
+from taskbull.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    EnqueueError,
+    JobNotFound,
+    MaybeExecuted,
+    ScheduleNotFound,
+    ServerRefused,
+    TaskbullError,
+    WrongState,
+)
 from taskbull.queue import failures
+from taskbull.queue.add_bulk import BULK, BULK_BYTES
 from taskbull.queue.failures import FailureFilter, GroupStep, Selected
+from taskbull.queue.handle import JobHandle, QueueClient, Unsent, handle, signalling
 from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
-from taskbull.queue.methods import Planned, reads, writes
-from taskbull.scripts import browse, change, read, removal
-from taskbull.scripts.call import WRONG_STATE, Call, Operation, Steps
-from taskbull.scripts.change import cancel
-from taskbull.scripts.read import Logs, QueueMetrics
-from taskbull.scripts.servers import ConnectedWorker, list_workers
+from taskbull.queue.questions import reads, writes
+from taskbull.scripts import browse, change, groups, read, removal
+from taskbull.scripts.browse import ConnectedWorker, list_workers
+from taskbull.scripts.call import WRONG_STATE, Call, Operation, Steps, again
+from taskbull.scripts.change import cancel, read_steps
+from taskbull.scripts.read import Logs, QueueMetrics, get_copy
+from taskbull.scripts.removal import remove_job
+from taskbull.scripts.schedulers import (
+    declare_scheduler,
+    get_scheduler,
+    list_schedulers,
+    remove_scheduler,
+    upsert_scheduler,
+)
 
 # Operations on many jobs
 
@@ -255,7 +284,7 @@ class QueueOperations(BulkOperations):
         """
         if not (by or reason):
             return change.pause(self.keys)
-        return change.pause_noted(self.keys, encode_note(by, _now_ms(), reason))
+        return change.pause(self.keys, encode_note(by, _now_ms(), reason))
 
     @writes
     def resume(self) -> Operation[None]:
@@ -325,8 +354,34 @@ class QueueOperations(BulkOperations):
         return cancel(self.keys, self._id(job_id), cancel_reason(reason), _now_ms())
 
     @writes
+    def signal(self, job_id: str, name: str, value: Any = None) -> Operation[None]:
+        """Send a signal to a job. Its next wait for this name returns the value.
+
+        Args:
+            job_id: Id of the job.
+            name: Name of the signal.
+            value: Value of any JSON-serializable type.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+            WrongState: If the job has ended.
+            SerializationError: If the value cannot be stored as JSON.
+        """
+        return signalling(self.keys, self._id(job_id), name, value)
+
+    @reads
+    def steps(self, job_id: str) -> Operation[list[JobStep]]:
+        """Return the finished steps and the waits of a job, in the order of their start."""
+        return read_steps(self.keys, self._id(job_id))
+
+    @writes
     def retry(
-        self, job_id: str, state: Finished = "failed", *, reset_attempts: bool = False
+        self,
+        job_id: str,
+        state: Finished = "failed",
+        *,
+        reset_attempts: bool = False,
+        reset_steps: bool = False,
     ) -> Operation[None]:
         """Retry a finished job.
 
@@ -334,6 +389,8 @@ class QueueOperations(BulkOperations):
             job_id: Id of the job.
             state: Current state of the job: "failed" or "completed".
             reset_attempts: Reset the attempt counter instead of allowing one more attempt.
+            reset_steps: Forget the results of its steps and its signals, and start from the
+                beginning.
 
         Raises:
             JobNotFound: If the job does not exist.
@@ -341,12 +398,14 @@ class QueueOperations(BulkOperations):
         """
         check_choice("state", state, ("completed", "failed"))
         check_bool("reset_attempts", reset_attempts)
+        check_bool("reset_steps", reset_steps)
         call = change.retry_job(
             self.keys,
             self._id(job_id),
             state,
             reset_attempts=reset_attempts,
             reset_starts=reset_attempts,
+            reset_steps=reset_steps,
         )
         return self._in_state(call, job_id, state, "retry")
 
@@ -434,6 +493,17 @@ class QueueOperations(BulkOperations):
         """Return the log lines of a job, oldest first."""
         return read.get_logs(self.keys, check_text("job_id", job_id), start, end)
 
+    @writes
+    def add_log(self, job_id: str, line: str) -> Operation[int]:
+        """Append a line to the log of a job, in any state. Return the number of its lines.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+        """
+        return change.add_log(
+            self.keys, check_text("job_id", job_id), check_text("line", line), keep=0
+        )
+
     @reads
     def workers(self) -> Operation[list[ConnectedWorker]]:
         """Return the workers connected to the queue, including Node workers."""
@@ -468,6 +538,53 @@ class QueueOperations(BulkOperations):
         """
         return change.rate_limit(self.keys, to_ms(seconds("duration", duration, positive=True)))
 
+    @writes
+    def set_group(
+        self,
+        group: str | int,
+        *,
+        concurrency: int | UnsetType | None = UNSET,
+        limiter: Limiter | UnsetType | None = UNSET,
+        weight: int | UnsetType | None = UNSET,
+        paused: bool | UnsetType = UNSET,
+    ) -> Operation[None]:
+        """Change the settings of one group. Settings that are not given stay as they are.
+
+        They take precedence over the `Groups` of `app.queue_options` and apply to all taskbull
+        workers immediately. Running jobs are not stopped.
+
+        Args:
+            group: Id of the group.
+            concurrency: Maximum number of jobs that run concurrently. None removes the override.
+            limiter: Rate limit. None removes the override.
+            weight: Number of jobs per turn. None removes the override.
+            paused: True to start no more jobs of the group, False to start them again.
+
+        Raises:
+            ConfigurationError: If an argument is invalid.
+
+        Example:
+            >>> await app.queue("llm").set_group("acme", concurrency=10)
+        """
+        changes = GroupChanges(
+            concurrency=concurrency, limiter=limiter, weight=weight, paused=paused
+        )
+        return _no_value(groups.set_group(self.keys, read_group_id(group), changes, _now_ms()))
+
+    @reads
+    def groups(self, limit: int | None = None) -> Operation[list[GroupInfo]]:
+        """Return the groups that have jobs or overrides, those with most jobs first.
+
+        Jobs without a group are not included.
+
+        Args:
+            limit: Maximum number of groups. With it, at most 1,000 groups with waiting jobs are
+                compared, and those of the newest 500 running jobs.
+        """
+        if limit is not None:
+            check_int("limit", limit, least=1)
+        return groups.list_groups(self.keys, _now_ms(), limit)
+
     @reads
     def metrics(self, state: Finished = "completed") -> Operation[QueueMetrics]:
         """Return BullMQ's counts per minute, if a worker records them."""
@@ -481,11 +598,8 @@ class QueueOperations(BulkOperations):
         return change.trim_events(self.keys, length)
 
 
-class Operations(QueueOperations, Planned):
-    """The operations of a queue as values, for callers that run them on a store."""
-
-    def __init__(self, keys: QueueKeys) -> None:
-        self.keys = keys
+def _no_value(call: Call[bool]) -> Steps[None]:
+    yield call
 
 
 def _due_ms(field: str, instant: datetime) -> int:
@@ -501,3 +615,289 @@ def _state(state: JobState | str) -> JobState:
         return JobState(state)
     except ValueError:
         raise refusal("state", f"be one of {', '.join(JobState)}", state) from None
+
+
+# Copy jobs, to store them elsewhere or to add them again with other data.
+
+
+_NOT_REMOVED = -3
+
+
+class Readded(Struct, frozen=True):
+    """Result of adding a job again."""
+
+    job: JobHandle[Any]
+    """Handle of the new job."""
+    kept: str = ""
+    """Reason why the original job still exists. Empty if it was removed."""
+
+
+class CopyOperations:
+    """Operations of a queue that copy jobs."""
+
+    keys: QueueKeys
+    _client: QueueClient
+
+    @reads
+    def copy_job(self, job_id: str) -> Operation[JobCopy | None]:
+        """Return a copy of a job that can be stored and added again, or None."""
+        return get_copy(self.keys, check_text("job_id", job_id))
+
+    @writes
+    def add_copy(self, copy: JobCopy) -> Operation[JobHandle[Any]]:
+        """Add the job of a copy.
+
+        It is due at the original time. It keeps its id, unless the queue generated that id.
+
+        Raises:
+            ConfigurationError: If the copy cannot be added again.
+            InvalidArguments: If the app of this queue has the task and the data does not match it.
+        """
+        check_type("copy", copy, JobCopy, "be a JobCopy")
+        check_copy(copy)
+        return self._add(copy, bytes(copy.data), keeps_id=True)
+
+    @writes
+    def add_copies(self, copies: Sequence[JobCopy]) -> Operation[list[JobHandle[Any]]]:
+        """Add the jobs of several copies in one call, all or none. See `add_copy`.
+
+        `parts_of` splits copies into lists that fit into one call.
+        """
+        for copy in copies:
+            check_type("copies", copy, JobCopy, "be JobCopies")
+            check_copy(copy)
+        return self._add_all([(copy, bytes(copy.data)) for copy in copies], keeps_id=True)
+
+    @writes
+    def readd(self, job_id: str, data: Any, *, remove: bool = False) -> Operation[Readded]:
+        """Add a job again with other data, and optionally remove the original.
+
+        The new job has a new id, the original's options and its due time. It is not part of the
+        original's flow or schedule. The original is removed last, so nothing is lost if the
+        operation is interrupted.
+
+        Args:
+            job_id: Id of the original job.
+            data: New JSON data.
+            remove: Remove the original job.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+            InvalidArguments: If the app of this queue has the task and the data does not match it.
+            WrongState: If `remove` is set and the job is running or part of an unfinished flow.
+        """
+        check_bool("remove", remove)
+        return self._readd(check_text("job_id", job_id), encode_data(data), remove=remove)
+
+    def _readd(self, job_id: str, data: bytes, *, remove: bool) -> Steps[Readded]:
+        copy = yield from again(get_copy(self.keys, job_id))
+        if copy is None:
+            raise JobNotFound(self.keys.queue, job_id)
+        if remove and (problem := _bound(copy)):
+            raise WrongState(self.keys.queue, job_id, problem, _NOT_REMOVED)
+        job = yield from self._add(copy, data, keeps_id=False)
+        if not remove:
+            return Readded(job, "the original was kept")
+        try:
+            is_gone = yield from again(remove_job(self.keys, job_id))
+        except (ConnectionLost, MaybeExecuted, WrongState) as error:
+            return Readded(job, str(error))
+        return Readded(job, "" if is_gone else "it is running, or one of its children is")
+
+    def _add(self, copy: JobCopy, data: bytes, *, keeps_id: bool) -> Steps[JobHandle[Any]]:
+        [job] = yield from self._add_all([(copy, data)], keeps_id=keeps_id)
+        return job
+
+    def _add_all(
+        self, copies: Sequence[tuple[JobCopy, bytes]], *, keeps_id: bool
+    ) -> Steps[list[JobHandle[Any]]]:
+        client, now_ms = self._client, int(time.time() * 1000)
+        if not copies:
+            return []
+        jobs: list[EncodedJob] = []
+        for copy, data in copies:
+            jobs.append(encode_copy(copy, data, now_ms, keeps_id=keeps_id))
+            client.check(copy.name, data)
+        added = yield from client.adder.add(jobs)
+        if isinstance(added, Unsent):
+            raise added.error
+        return [
+            handle(client, copy.name, one, payload.decode)
+            for (copy, _), one in zip(copies, added, strict=True)
+        ]
+
+
+def parts_of(copies: Iterable[JobCopy]) -> Iterator[list[JobCopy]]:
+    """Split copies into lists of consecutive copies for one queue that fit into one call."""
+    part: list[JobCopy] = []
+    size = 0
+    for copy in copies:
+        own = len(bytes(copy.data)) + len(bytes(copy.options))
+        full = len(part) >= BULK or size + own > BULK_BYTES
+        if part and (full or copy.queue != part[0].queue):
+            yield part
+            part, size = [], 0
+        part.append(copy)
+        size += own
+    if part:
+        yield part
+
+
+def _bound(copy: JobCopy) -> str:
+    """Return the reason why a job cannot be removed, or an empty string."""
+    match copy.state:
+        case JobState.ACTIVE:
+            return "is running: wait until it has ended, or keep it"
+        case JobState.WAITING_CHILDREN:
+            return "waits for its children, which would be removed with it: keep it"
+        case _ if copy.parent:
+            return "is a child in a flow, which would go on without it: keep it, or retry it"
+        case _:
+            return ""
+
+
+# Queue methods that create, change and remove schedules at run time.
+
+
+ScheduledJob: TypeAlias = NewJob | Growing
+"""Job that a schedule adds periodically, made with `task.job(…)` or `queue.job(…)`."""
+
+
+class ScheduleOperations:
+    """Operations of a queue on its schedules."""
+
+    keys: QueueKeys
+    _client: QueueClient
+
+    @writes
+    def upsert_schedule(self, id: str, rule: Rule, job: ScheduledJob) -> Operation[Schedule]:  # noqa: A002
+        """Create or replace a schedule, and return it with its next run.
+
+        A pending run is replaced.
+
+        Args:
+            id: Id of the schedule.
+            rule: A `Cron` or an `Every`.
+            job: Job to add, made with `task.job(…)` or `queue.job(…)`.
+
+        Raises:
+            ConfigurationError: If an argument is invalid, or the job belongs to another queue.
+
+        Example:
+            >>> await queue.upsert_schedule("nightly", Cron("0 3 * * *"), report.job("sales"))
+        """
+        check_schedule_id(id)
+        check_rule(rule)
+        return _upsert(self.keys, id, rule, template_of(job, self.keys))
+
+    @writes
+    def declare_schedules(
+        self, app: str, declared: Sequence[DeclaredSchedule]
+    ) -> Operation[list[str]]:
+        """Write the schedules that an app declares, and return the ids that changed.
+
+        Workers do this when they start.
+        """
+        return _declare(self.keys, app, declared)
+
+    @reads
+    def schedules(self) -> Operation[list[Schedule]]:
+        """Return the schedules by time of the next run. Schedules that have ended come last."""
+        return list_schedulers(self.keys)
+
+    @reads
+    def get_schedule(self, id: str) -> Operation[Schedule | None]:  # noqa: A002
+        """Return a schedule as stored in Redis, or None if it does not exist."""
+        return get_scheduler(self.keys, check_text("schedule id", id))
+
+    @writes
+    def remove_schedule(self, id: str) -> Operation[bool]:  # noqa: A002
+        """Remove a schedule and its next run. Return False if it does not exist.
+
+        A run that has already started continues.
+        """
+        return remove_scheduler(self.keys, check_text("schedule id", id))
+
+    @writes
+    def run_schedule_now(self, id: str) -> Operation[JobHandle[Any]]:  # noqa: A002
+        """Add one extra job of a schedule immediately. Its next run is unchanged.
+
+        The job is never added twice.
+
+        Raises:
+            ScheduleNotFound: If the schedule does not exist.
+            EnqueueError: If the job could not be added.
+        """
+        return _run_now(self._client, check_text("schedule id", id))
+
+
+def template_of(job: ScheduledJob, queue: QueueKeys) -> NewJob:
+    """Return the job that a schedule adds.
+
+    Raises:
+        ConfigurationError: If the job belongs to another queue or is a flow.
+    """
+    if not is_job(job):
+        if isinstance(job, NewJob):
+            return job
+        raise refusal("job", "be created with task.job(…) or queue.job(…)", job)
+    branch = job.template().branch()
+    check_single(branch.job.name, branch.children, branch.needs)
+    own, other = queue.queue, branch.queue.queue
+    if other != own:
+        raise ConfigurationError(
+            f"the job belongs to queue '{other}', but the schedule to queue '{own}': use "
+            f"app.queue({other!r}), or task.options(queue={own!r}).job(…)"
+        )
+    return branch.job
+
+
+def _upsert(keys: QueueKeys, schedule_id: str, rule: Rule, template: NewJob) -> Steps[Schedule]:
+    now_ms = int(time.time() * 1000)
+    encoded = encode_schedule(rule, template, now_ms)
+    lost: MaybeExecuted | None = None
+    while True:
+        # A call sent again keeps what the first one may have written: the first run may have
+        # started.
+        call = upsert_scheduler(keys, schedule_id, encoded, now_ms, keeps=lost is not None)
+        try:
+            yield call
+        except MaybeExecuted as error:
+            lost = error
+        except (ConnectionLost, ServerRefused) as error:
+            raise lost or error from error.__cause__
+        else:
+            break
+    written = yield from _read(keys, schedule_id)
+    if written is None:
+        raise ScheduleNotFound(keys.queue, schedule_id, "it was removed right after it was written")
+    return written
+
+
+def _declare(keys: QueueKeys, app: str, declared: Sequence[DeclaredSchedule]) -> Steps[list[str]]:
+    changed: list[str] = []
+    for each in declared:
+        call = declare_scheduler(keys, app, each, int(time.time() * 1000))
+        if call is not None and (yield from again(call)).is_changed:
+            changed.append(each.id)
+    return changed
+
+
+def _read(keys: QueueKeys, schedule_id: str) -> Steps[Schedule | None]:
+    return (yield from again(get_scheduler(keys, schedule_id)))
+
+
+def _run_now(client: QueueClient, schedule_id: str) -> Steps[JobHandle[Any]]:
+    keys = client.keys
+    schedule = yield from _read(keys, schedule_id)
+    if schedule is None:
+        raise ScheduleNotFound(keys.queue, schedule_id)
+    job = encode_run(schedule, int(time.time() * 1000))
+    added = yield from client.adder.add((job,))
+    if isinstance(added, Unsent):
+        raise EnqueueError(
+            f"Schedule '{schedule_id}' in queue '{keys.queue}' was not run: {added.error}",
+            (),
+            may_be_added=added.sent_ms is not None,
+        ) from added.error
+    return handle(client, schedule.task, added[0], payload.decode)

@@ -8,32 +8,31 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
 from msgspec.structs import replace
 
 from taskbull.core import payload
-from taskbull.core.flow import Branch, Children, branches_of
-from taskbull.core.job import NewJob
+from taskbull.core.groups import check_cost
+from taskbull.core.job import Branch, Children, Growing, NewJob, branches_of, children_of
 from taskbull.core.keys import PREFIX, QueueKeys
-from taskbull.core.options import JobKeywords, JobOptions
+from taskbull.core.options import JobKeywords, JobOptions, OnFailure
 from taskbull.core.validation import Duration, check_keywords, limit_of, refusal
-from taskbull.core.wire.events import QueueEvent
+from taskbull.core.wire.job import QueueEvent
 from taskbull.errors import ConfigurationError
 from taskbull.observability.provider import in_this_span
-from taskbull.queue.add import Adder
 from taskbull.queue.add_bulk import Bulk, Entry, Flow, Progress, add_at_once
-from taskbull.queue.copies import CopyOperations
 from taskbull.queue.handle import (
     CALL_TIMEOUT,
     ENQUEUE_TIMEOUT,
+    Adder,
     JobHandle,
     Prepare,
     QueueClient,
     check_last_id,
 )
-from taskbull.queue.methods import Awaited, Blocking
-from taskbull.queue.operations import QueueOperations
-from taskbull.queue.schedules import ScheduleOperations
+from taskbull.queue.operations import CopyOperations, QueueOperations, ScheduleOperations
+from taskbull.queue.questions import Awaited, Blocking
 from taskbull.queue.stores import Stores
 from taskbull.scripts.call import AnySteps, Operation, again
-from taskbull.scripts.events import last_event_id, read_events
+from taskbull.scripts.read import last_event_id, read_events
 from taskbull.store.address import Namespace, Where
+from taskbull.store.credentials import AskCredentials
 
 # Shared by both queues
 
@@ -64,14 +63,35 @@ class QueueJob(NewJob, frozen=True, kw_only=True):
         job = self.prepare(self.keys.queue, self)
         return replace(job, children=children, prepare=None)
 
+    def template(self) -> Self:
+        """Return the job for a schedule."""
+        return self
+
     def branch(self) -> Branch:
         """Return the job and everything below it as a part of a flow."""
         job = self.prepared()
         return Branch(job.keys, job, branches_of(job.children))
 
-    def after(self, children: Children) -> Self:
-        """Return the job with additional children to wait for."""
-        return replace(self, children=(*self.children, children))
+    def after(
+        self, *jobs: Growing | Iterable[Growing] | Children, on_failure: OnFailure = "fail"
+    ) -> Self:
+        """Return the job with additional children, which it waits for.
+
+        Args:
+            *jobs: Jobs made with `task.job(…)` or `queue.job(…)`, or iterables of such jobs.
+            on_failure: How the job reacts if one of these children fails. See `Task.after`.
+
+        Raises:
+            ConfigurationError: If an argument is not a job, or `on_failure` is invalid.
+
+        Example:
+            >>> await queue.add_bulk([queue.job("sum").after(embed.job("a"), embed.job("b"))])
+        """
+        groups = [each for each in jobs if isinstance(each, Children)]
+        others = [each for each in jobs if not isinstance(each, Children)]
+        if others or not groups:
+            groups.append(children_of(f"{self.name}.after()", others, on_failure))
+        return replace(self, children=(*self.children, *groups))
 
 
 class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
@@ -86,6 +106,8 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
             `TASKBULL_REDIS_URL`, then `REDIS_URL`, then the server on this machine.
         prefix: Prefix of all Redis keys. It must match the prefix that Node services use.
         hash_tag: Whether keys get a Redis Cluster hash tag. None adds one in a Cluster only.
+        credentials: Function that returns a password or (user, password), or a redis-py
+            `CredentialProvider`. It is called for each new connection.
         enqueue_timeout: Time limit in seconds for `add`, and for `add_bulk` without progress. None
             disables it.
         call_timeout: Time limit in seconds for all other calls, including retries. None disables
@@ -95,17 +117,18 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
         ConfigurationError: If an argument is invalid.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - users pass them by name
         self,
         name: str,
         *,
         redis: Where | Stores | None = None,
         prefix: str = PREFIX,
         hash_tag: bool | None = None,
+        credentials: AskCredentials | None = None,
         enqueue_timeout: Duration | None = ENQUEUE_TIMEOUT,
         call_timeout: Duration | None = CALL_TIMEOUT,
     ) -> None:
-        stores = redis if isinstance(redis, Stores) else Stores(redis)
+        stores = redis if isinstance(redis, Stores) else Stores(redis, credentials)
         keys = Namespace(stores.address, prefix, hash_tag).keys(name)
         limit = limit_of("call_timeout", call_timeout)
         client = QueueClient(keys, stores, Adder(keys), limit)
@@ -181,6 +204,8 @@ def _new_job(name: str, data: Any = None, **options: Unpack[JobKeywords]) -> New
     if options:
         check_keywords("queue.add", options, JobKeywords)
         chosen = JobOptions(**options)
+        if "cost" in options:
+            check_cost(options["cost"])  # Only tasks have parameters that a rule can use.
     return NewJob(name, {} if data is None else data, chosen)
 
 

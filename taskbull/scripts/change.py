@@ -1,20 +1,31 @@
-"""Calls that cancel and change jobs, and calls that change a queue's settings.
-
-They cover promoting, delaying, prioritizing and retrying jobs, their progress, data and logs, and a
-queue's pause, concurrency and rate limits.
-"""
+"""Calls that change jobs and queue settings, and calls for the steps of a job."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from taskbull.core.cancelling import Cancelled
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import MAX_SAFE_INTEGER
+from taskbull.core import payload
+from taskbull.core.job import NewJob
+from taskbull.core.keys import MAX_DUE_MS, MAX_SAFE_INTEGER, JobState, QueueKeys
+from taskbull.core.options import SIZE_LIMIT, JobOptions, Keep
+from taskbull.core.outcome import Cancelled
+from taskbull.core.steps import (
+    WAIT_JOB,
+    JobStep,
+    StepCall,
+    StepKind,
+    StepPreview,
+    WaitRecord,
+    encode_record,
+    steps_of,
+    wait_job_id,
+)
+from taskbull.core.wire.flow import ParentWords
 from taskbull.core.wire.job import ATTEMPTS_MADE_FIELD, ATTEMPTS_STARTED_FIELD
 from taskbull.core.wire.options import (
     CONCURRENCY_FIELD,
@@ -22,21 +33,37 @@ from taskbull.core.wire.options import (
     RATE_LIMIT_FIELD,
     RATE_WINDOW_FIELD,
 )
-from taskbull.errors import JobNotFound, MaybeExecuted, ServerRefused, ServerUnavailable
+from taskbull.errors import (
+    JobNotFound,
+    LockLost,
+    MaybeExecuted,
+    ServerRefused,
+    ServerUnavailable,
+    WrongState,
+)
 from taskbull.scripts.call import (
+    REFUSALS,
+    WRONG_STATE,
     Call,
     Command,
     Steps,
     Word,
     accepted,
     done,
+    load,
     nothing,
     number,
     pair,
     text,
     texts,
 )
-from taskbull.scripts.loader import load
+from taskbull.scripts.read import get_state
+
+# Calls that cancel and change jobs, and calls that change a queue's settings.
+#
+# They cover promoting, delaying, prioritizing and retrying jobs, their progress, data and logs, and
+# a queue's pause, concurrency and rate limits.
+
 
 # Cancelling jobs, and the stop requests that workers read.
 
@@ -77,8 +104,17 @@ class CancelAnswer(Struct, frozen=True):
     """True if its children must be cancelled with `cancel_children`."""
 
 
+class QuietRequest(NamedTuple):
+    """A request that a worker stops fetching jobs from a queue, or starts again."""
+
+    worker_id: str
+    started: str
+    """`started_ms` of the worker's record, because a later worker may have the same id."""
+    is_quiet: bool
+
+
 class StopRequest(Struct, frozen=True):
-    """A request to stop a running job."""
+    """A request to a worker, such as one to stop a running job."""
 
     position: str
     """Id of the request in the stream."""
@@ -88,6 +124,10 @@ class StopRequest(Struct, frozen=True):
     reason: str
     has_ended: bool = False
     """True if the job has failed without a worker. See `take_ended`."""
+    stack_id: str = ""
+    """Id of a request for the job's stack, instead of stopping the job."""
+    quiet: QuietRequest | None = None
+    """Request to the whole worker, which names no job."""
 
 
 class EndedJob(NamedTuple):
@@ -207,12 +247,71 @@ def read_requests(
 ) -> Command[dict[str, list[StopRequest]]]:
     """Wait for stop requests in several streams. Return them by stream.
 
-    `positions` maps each stream to the position of the last request that was read.
+    `positions` maps each stream to the position of the last request that was read. If Redis refuses
+    to read one of the streams, it refuses the whole command.
     """
     words: tuple[Word, ...] = ("XREAD", "COUNT", _AT_ONCE, "BLOCK", int(block * 1000), "STREAMS")
     return Command(
         (*words, *positions, *positions.values()), next(iter(positions)), _requests, held=block
     )
+
+
+def check_readable(stream: str) -> Command[None]:
+    """Raise an error if Redis refuses to read a stream of stop requests."""
+    return Command(("XREAD", "COUNT", 1, "STREAMS", stream, "$"), stream, nothing)
+
+
+_MOST_REQUESTS, _REQUESTS_MS, _STACK_MS, _LONGEST_ID = 1000, 3_600_000, 60_000, 32
+
+
+def request_stack(queue: QueueKeys, job_id: str, request_id: str) -> Steps[str]:
+    """Ask the worker that runs a job for its stack. Return the key that the worker writes it to.
+
+    Raises `WrongState` if the job is not running in a taskbull worker.
+    """
+    lock, stream = queue.lock(job_id), requests_key(queue)
+    raw: bytes | None = yield Command(("GET", lock), lock, lambda reply: reply)
+    token = "" if raw is None else text(raw)
+    if not token.startswith("tb:"):
+        state: JobState = yield get_state(queue, job_id)
+        if state is JobState.UNKNOWN:
+            raise JobNotFound(queue.queue, job_id)
+        problem = f"is {state.value}, not active"
+        if token:
+            problem = "runs in a worker that does not report stacks, such as one in Node"
+        elif state is JobState.ACTIVE:
+            problem = "has no lock: its worker is gone"
+        raise WrongState(queue.queue, job_id, problem, WRONG_STATE, "show the stack of")
+    yield from _add_request(stream, ("stack", job_id, "token", token, "request", request_id))
+    return stack_key(queue, request_id)
+
+
+def request_quiet(queue: QueueKeys, request: QuietRequest) -> Steps[None]:
+    """Ask a worker to stop fetching jobs from this queue, or to start again."""
+    worker_id, started, is_quiet = request
+    fields = ("worker", worker_id, "started", started, "quiet", int(is_quiet))
+    yield from _add_request(requests_key(queue), fields)
+
+
+def _add_request(stream: str, fields: tuple[Word, ...]) -> Steps[None]:
+    yield Command(("XADD", stream, "MAXLEN", "~", _MOST_REQUESTS, "*", *fields), stream, nothing)
+    yield Command(("PEXPIRE", stream, _REQUESTS_MS), stream, nothing)
+
+
+def stack_key(queue: QueueKeys, request_id: str) -> str:
+    """Return the key for a job's stack."""
+    return queue.private("stack", request_id)
+
+
+def write_stack(queue: QueueKeys, request_id: str, raw: bytes) -> Command[None]:
+    """Store a job's stack for a minute."""
+    key = stack_key(queue, request_id)
+    return Command(("SET", key, raw, "PX", _STACK_MS), key, nothing)
+
+
+def read_stack(reply_to: str) -> Command[bytes | None]:
+    """Return a job's stack if its worker has stored it."""
+    return Command(("GET", reply_to), reply_to, lambda reply: reply)
 
 
 def register_hooks(queue: QueueKeys) -> Command[None]:
@@ -254,12 +353,19 @@ def _requests(reply: Any) -> dict[str, list[StopRequest]]:
 def _request(entry: Sequence[Any]) -> StopRequest:
     position, flat = entry
     fields = {text(name): text(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    quiet = None
+    if "quiet" in fields:
+        worker_id, started = fields.get("worker", ""), fields.get("started", "")
+        quiet = QuietRequest(worker_id, started, fields["quiet"] == "1")
+    stack_id = fields.get("request", "")[:_LONGEST_ID]
     return StopRequest(
         text(position),
-        fields.get("id", ""),
+        fields.get("id", "") or (fields.get("stack", "") if stack_id else ""),
         fields.get("token", ""),
         fields.get("reason", ""),
         "ended" in fields,
+        stack_id,
+        quiet,
     )
 
 
@@ -344,12 +450,14 @@ def retry_job(
     *,
     reset_attempts: bool = False,
     reset_starts: bool = False,
+    reset_steps: bool = False,
 ) -> Call[None]:
     """Move a completed or failed job back to the waiting jobs."""
     former = (queue.job(job_id), _ended(queue, state))
     keys = (*former, *_waiting_keys(queue), queue.meta, queue.events, queue.marker)
     reset_fields = _reset_fields(attempts=reset_attempts, starts=reset_starts)
-    return Call(RETRY_JOB, keys, (job_id, state, reset_fields), done(queue, job_id))
+    args = (job_id, state, reset_fields, int(reset_steps))
+    return Call(RETRY_JOB, keys, args, done(queue, job_id))
 
 
 def retry_jobs(
@@ -475,18 +583,14 @@ PAUSE_CHUNK = 1_000
 """Maximum number of ids that one call moves if both the wait and the paused list have jobs."""
 
 
-def pause(queue: QueueKeys, *, chunk: int = PAUSE_CHUNK) -> Steps[None]:
-    """Stop workers from fetching jobs until the queue is resumed. Running jobs continue."""
-    more = yield _pause(queue, "pause", chunk)
+def pause(queue: QueueKeys, note: bytes = b"", *, chunk: int = PAUSE_CHUNK) -> Steps[None]:
+    """Stop workers from fetching jobs until the queue is resumed. Running jobs continue.
+
+    The note, if any, is stored until then. This works even if Redis is out of memory.
+    """
+    more = yield _pause(queue, "pause", chunk, note)
     while more:
         more = yield _pause(queue, "move", chunk)
-
-
-def pause_noted(queue: QueueKeys, note: bytes) -> Steps[None]:
-    """Pause a queue and store the reason."""
-    key = _note(queue)
-    yield Command(("SET", key, note), key, nothing)
-    yield from pause(queue)
 
 
 def resume(queue: QueueKeys, *, chunk: int = PAUSE_CHUNK) -> Steps[None]:
@@ -506,7 +610,9 @@ def _note(queue: QueueKeys) -> str:
     return queue.private("note")
 
 
-def _pause(queue: QueueKeys, action: Literal["pause", "move", "resume"], size: int) -> Call[bool]:
+def _pause(
+    queue: QueueKeys, action: Literal["pause", "move", "resume"], size: int, note: bytes = b""
+) -> Call[bool]:
     keys = (
         queue.wait,
         queue.paused,
@@ -516,8 +622,9 @@ def _pause(queue: QueueKeys, action: Literal["pause", "move", "resume"], size: i
         queue.meta,
         queue.events,
         queue.marker,
+        _note(queue),
     )
-    return Call(PAUSE, keys, (action, size), bool)
+    return Call(PAUSE, keys, (action, size, note), bool)
 
 
 def get_global_concurrency(queue: QueueKeys) -> Command[int]:
@@ -571,3 +678,210 @@ def is_maxed(queue: QueueKeys) -> Call[bool]:
 def trim_events(queue: QueueKeys, length: int) -> Command[int]:
     """Trim the event stream to about `length` events. Return the number of events removed."""
     return Command(("XTRIM", queue.events, "MAXLEN", "~", length), queue.events, int)
+
+
+# Calls for the steps of a job, for its waits, and for signals to it.
+
+
+STORE_STEP = load("store_step")
+BEGIN_WAIT = load("begin_wait")
+PREVIEW_STEPS = load("preview_steps")
+SEND_SIGNAL = load("send_signal")
+
+LONGEST_WAIT_MS: Final = 365 * 86_400_000
+"""Delay of the child job of a wait without a timeout. After it, the job begins a new wait."""
+
+SIGNAL_LIFE_MS: Final = 365 * 86_400_000
+"""Time to keep a signal without a wait."""
+
+_WAIT_OPTIONS: Final = JobOptions(attempts=1, keep_completed=Keep.none(), keep_failed=Keep.none())
+
+
+def get_steps(queue: QueueKeys, job_id: str) -> Command[dict[str, bytes]]:
+    """Return everything stored about the steps of a job, by field. See `core.steps`."""
+    key = queue.steps(job_id)
+    return Command(("HGETALL", key), key, _fields)
+
+
+def read_steps(queue: QueueKeys, job_id: str) -> Command[list[JobStep]]:
+    """Return the steps and waits of a job in the order of their start."""
+    key = queue.steps(job_id)
+    return Command(("HGETALL", key), key, lambda reply: steps_of(_fields(reply)))
+
+
+_MOST_FIELDS: Final = 3_000
+"""Number of fields of steps and signals above which a preview reads none."""
+
+_BUDGET: Final = 8_000_000
+"""Bytes of large results that a preview skips over. Redis copies each of them."""
+
+
+def preview_steps(queue: QueueKeys, job_id: str) -> Call[StepPreview]:
+    """Return the steps and waits of a job without their results."""
+    return Call(PREVIEW_STEPS, (queue.steps(job_id),), (_MOST_FIELDS, _BUDGET), _preview)
+
+
+def _preview(reply: tuple[int, list[bytes]]) -> StepPreview:
+    count, found = reply
+    fields = _fields(found)
+    return StepPreview(steps_of(fields), count > _MOST_FIELDS or b"" in fields.values())
+
+
+def _fields(reply: list[bytes]) -> dict[str, bytes]:
+    return {text(field): raw for field, raw in zip(reply[::2], reply[1::2], strict=True)}
+
+
+class Holder(NamedTuple):
+    """A running job, the token of its lock, and the time to keep its steps in ms."""
+
+    job_id: str
+    token: str
+    life_ms: int
+
+
+def store_step(queue: QueueKeys, holder: Holder, field: str, record: bytes) -> Call[None]:
+    """Store a finished step. Raises `LockLost` if the token does not hold the job's lock."""
+    job_id, token, life_ms = holder
+    keys = (queue.job(job_id), queue.lock(job_id), queue.steps(job_id))
+    return Call(STORE_STEP, keys, (token, life_ms, field, record), done(queue, job_id))
+
+
+def check_held(queue: QueueKeys, job_id: str, token: str) -> Command[None]:
+    """Raise `LockLost` if the token does not hold the job's lock."""
+    lock = queue.lock(job_id)
+
+    def check(holder: bytes | None) -> None:
+        if holder != token.encode():
+            raise LockLost(queue.queue, job_id)
+
+    return Command(("GET", lock), lock, check)
+
+
+class WaitReply(NamedTuple):
+    """The end of a wait: a `WaitEnd` as JSON, and the value of its signal as JSON, or empty."""
+
+    ended: bytes
+    value: bytes
+
+
+def begin_wait(
+    queue: QueueKeys,
+    holder: Holder,
+    call: StepCall,
+    record: WaitRecord,
+    latest_ms: int | None,
+    now_ms: int,
+) -> Call[WaitReply | None]:
+    """Begin a wait, or continue it. Return its end, or None if the job has to wait.
+
+    The wait ends at `record.until`. The job runs again at `latest_ms` in any case, if given.
+
+    Raises `LockLost` if the token does not hold the job's lock.
+    """
+    job_id, token, life_ms = holder
+    until = record.until
+    limits = [now_ms + LONGEST_WAIT_MS, MAX_DUE_MS]
+    limits += [each for each in (until, latest_ms) if each is not None]
+    due_ms = min(limits)
+    job = NewJob(WAIT_JOB, wait_data(job_id, call.kind, call.name, until), _WAIT_OPTIONS)
+    child_id = wait_job_id(job_id, call.kind, call.name, call.number)
+    encoded = ParentWords(queue, job_id, "ignore").encode(job, child_id, now_ms)
+    keys = (
+        queue.job(job_id),
+        queue.lock(job_id),
+        queue.steps(job_id),
+        queue.delayed,
+        queue.meta,
+        queue.marker,
+        queue.events,
+        queue.id,
+    )
+    args = (
+        queue.base,
+        token,
+        now_ms,
+        life_ms,
+        call.field,
+        call.name if call.kind == "signal" else "",
+        encode_record(record),
+        due_ms,
+        int(until is not None),
+        child_id,
+        WAIT_JOB,
+        encoded.data,
+        encoded.options,
+        b"" if encoded.parent is None else encoded.parent.stored,
+    )
+    return Call(BEGIN_WAIT, keys, args, partial(_wait_reply, queue, job_id))
+
+
+def wait_data(job_id: str, kind: StepKind, name: str, until: int | None) -> dict[str, Any]:
+    """Return the data of the child job of a wait."""
+    what = {"signal": name} if kind == "signal" else {"sleep": True}
+    return {"job": job_id, **what, "until": until}
+
+
+def _wait_reply(queue: QueueKeys, job_id: str, reply: Any) -> WaitReply | None:
+    if isinstance(reply, int):
+        if reply < 0:
+            raise REFUSALS[reply](queue.queue, job_id)
+        return None
+    ended, value = reply
+    return WaitReply(ended, value)
+
+
+class Signal(NamedTuple):
+    """A signal to send: its name, its value as JSON, and the id of the call that sends it."""
+
+    name: str
+    raw: bytes
+    call_id: str
+
+
+def send_signal(queue: QueueKeys, job_id: str, signal: Signal, now_ms: int) -> Steps[None]:
+    """Send a signal to a job. A lost call is sent again, which has no effect if it was executed.
+
+    Raises `JobNotFound` if the job does not exist, and `WrongState` if it has ended.
+    """
+    again = False
+    while True:
+        try:
+            code: int = yield signal_call(queue, job_id, signal, now_ms, again=again)
+        except MaybeExecuted:
+            again = True
+        except ServerUnavailable:
+            continue
+        else:
+            break
+    if code == WRONG_STATE:
+        raise WrongState(queue.queue, job_id, "has ended", code, f"send signal '{signal.name}' to")
+    if code < 0:
+        raise REFUSALS[code](queue.queue, job_id)
+
+
+def signal_call(
+    queue: QueueKeys, job_id: str, signal: Signal, now_ms: int, *, again: bool = False
+) -> Call[int]:
+    """Return the call that sends a signal. `again` means that it may have been executed before."""
+    keys = (
+        queue.job(job_id),
+        queue.steps(job_id),
+        queue.completed,
+        queue.failed,
+        queue.delayed,
+        queue.waiting_children,
+    )
+    name, raw, call_id = signal
+    args = (queue.base, job_id, now_ms, SIGNAL_LIFE_MS, name, raw, call_id, int(again))
+    return Call(SEND_SIGNAL, keys, args, int)
+
+
+def encode_signal(value: object) -> bytes:
+    """Encode the value of a signal as JSON.
+
+    Raises:
+        SerializationError: The value has no JSON form, or is larger than the limit for results.
+    """
+    raw = payload.encode(value, "signal value")
+    payload.check_size(len(raw), SIZE_LIMIT, "Signal value")
+    return raw

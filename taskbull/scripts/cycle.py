@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.core.job import Job
-from taskbull.core.keys import QueueKeys
+from taskbull.core.keys import MAX_DUE_MS, QueueKeys
 from taskbull.core.options import Keep
 from taskbull.core.outcome import (
     AwaitChildren,
@@ -26,13 +26,10 @@ from taskbull.core.outcome import (
     SnoozeFor,
     Written,
 )
-from taskbull.core.states import MAX_DUE_MS
-from taskbull.core.validation import to_ms
+from taskbull.core.validation import bounded, to_ms
 from taskbull.core.wire.job import NEW_FIELDS, decode_new, decode_taken, encode_stacktrace
-from taskbull.core.wire.numbers import bounded
 from taskbull.core.wire.options import NO_BOUNDS, Bounds, keep_bounds
-from taskbull.scripts.call import Call, Command, Steps, nothing, texts
-from taskbull.scripts.loader import load
+from taskbull.scripts.call import Call, Command, Steps, load, nothing, texts
 
 # The cycle: store outcomes and fetch jobs.
 
@@ -210,12 +207,7 @@ KEEP_ALL = Keeping()
 
 
 def pack_outcome(
-    job: Job,
-    token: str,
-    outcome: Written,
-    attempts: int,
-    now_ms: int,
-    keep: Keeping = KEEP_ALL,
+    job: Job, token: str, outcome: Written, attempts: int, now_ms: int, keep: Keeping = KEEP_ALL
 ) -> Packed:
     """Convert an outcome to the form that the script expects.
 
@@ -346,6 +338,8 @@ class Sweep(Struct, frozen=True):
     """Subset of `put_back` that the next worker will fail."""
     has_leftovers: bool = False
     """True if some flows may be only partly added or partly cancelled."""
+    has_groups: bool = False
+    """True if jobs of the queue have groups."""
 
 
 class SweepChunk(Struct, frozen=True):
@@ -356,6 +350,7 @@ class SweepChunk(Struct, frozen=True):
     put_back: list[str]
     to_fail: list[str]
     has_leftovers: bool
+    has_groups: bool
 
 
 def sweep_stalled(
@@ -377,7 +372,7 @@ def sweep_stalled(
         put_back += swept.put_back
         to_fail += swept.to_fail
         if swept.position == _OVER:
-            return Sweep(put_back, to_fail, swept.has_leftovers)
+            return Sweep(put_back, to_fail, swept.has_leftovers, swept.has_groups)
         position = swept.position
 
 
@@ -408,8 +403,9 @@ def sweep_chunk(
 
 
 def _swept(reply: Any) -> SweepChunk:
-    position, put_back, to_fail, *leftovers = reply
-    return SweepChunk(position, texts(put_back), texts(to_fail), any(leftovers))
+    position, put_back, to_fail, *ending = reply
+    leftovers, groups = ending or (0, 0)
+    return SweepChunk(position, texts(put_back), texts(to_fail), leftovers > 0, groups > 0)
 
 
 # The marker: idle workers wait for it, and BullMQ's producers set it.
@@ -499,7 +495,7 @@ def settle_cycle(
     outcomes = [part for pair in ended for part in pair]
     first: Settled | None = None
     while True:
-        found: _Chunk = yield _look(queue, token, outcomes, position, chunk)
+        found: _Chunk = yield _settle_part(queue, token, outcomes, position, chunk)
         taken.update(dict.fromkeys(found.settled.taken))
         if first is None:
             first = found.settled
@@ -529,7 +525,7 @@ def adopt_jobs(
     return Call(ADOPT_JOBS, (queue.stalled,), args, read)
 
 
-def _look(
+def _settle_part(
     queue: QueueKeys, token: str, outcomes: Sequence[str], position: int, size: int
 ) -> Call[_Chunk]:
     args = (queue.base, token, pack(outcomes), position, size)

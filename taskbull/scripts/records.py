@@ -13,12 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.core.fingerprint import ErrorFingerprint
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.wire.job import OPTIONS_FIELD, TIMESTAMP_FIELD, read_ready_ms
 from taskbull.core.worker_record import Seen, WorkerRecord, decode_record, encode_record
-from taskbull.scripts.call import Call, Command, Steps, Word, nothing, number, text, texts
-from taskbull.scripts.loader import load
+from taskbull.scripts.call import Call, Command, Steps, Word, load, nothing, number, text, texts
+from taskbull.scripts.groups import MOST_GROUPS, count_group_jobs
 from taskbull.scripts.read import Counts, count_jobs
 
 # Dashboards: submitted forms and operations, shared between all dashboards of a prefix.
@@ -110,7 +109,7 @@ OTHER: Final = "other"
 
 
 class CountedError(Struct, frozen=True):
-    """Failed attempts with the same error, whether or not their jobs failed permanently."""
+    """Attempts that failed with the same error and were retried."""
 
     fingerprint: str
     task: str
@@ -241,6 +240,8 @@ class Sample(Struct, frozen=True):
     counts: Counts
     waiting_since_ms: int | None
     """Time when that job became ready, or None if no job waits or the time is unknown."""
+    group_jobs: dict[tuple[str, str], int]
+    """Number of jobs by group and state, as `count_group_jobs` returns it."""
 
 
 def sample_queue(
@@ -274,7 +275,10 @@ def read_sample(queue: QueueKeys) -> Steps[Sample]:
             ready_ms: int | None = yield Command(fields, key, lambda reply: read_ready_ms(*reply))
             if ready_ms is not None:
                 since.append(ready_ms)
-    return Sample(counts, min(since, default=None))
+    group_jobs: dict[tuple[str, str], int] = {}
+    if counts[JobState.PRIORITIZED]:
+        group_jobs = yield from count_group_jobs(queue, MOST_GROUPS)
+    return Sample(counts, min(since, default=None), group_jobs)
 
 
 def resign(queue: QueueKeys) -> Command[int]:

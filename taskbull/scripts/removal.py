@@ -10,13 +10,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.wire.job import AGE_FIELDS
 from taskbull.errors import ConfigurationError, JobsActive, ServerRefused
-from taskbull.scripts.call import Call, Command, Steps, accepted, nothing, number, text, texts
+from taskbull.scripts.call import Call, Command, Steps, accepted, load, nothing, number, text, texts
 from taskbull.scripts.change import pause
-from taskbull.scripts.loader import load
 from taskbull.scripts.records import unregister_queue
 
 REMOVE_JOB = load("remove_job")

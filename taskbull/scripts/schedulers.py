@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import Job
-from taskbull.core.keys import QueueKeys
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.schedule import Schedule
-from taskbull.core.states import JobState
 from taskbull.core.wire.schedule import (
     EncodedSchedule,
     decode_schedule,
@@ -26,8 +25,7 @@ from taskbull.core.wire.schedule import (
 )
 from taskbull.errors import TaskbullError
 from taskbull.scripts.browse import instant_of
-from taskbull.scripts.call import Call, Steps, text
-from taskbull.scripts.loader import load
+from taskbull.scripts.call import Call, Steps, load, text
 
 # Past runs of schedules.
 

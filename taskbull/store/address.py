@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from taskbull.core.keys import PREFIX, QueueKeys
 from taskbull.core.validation import nearest
 from taskbull.errors import ConfigurationError
+from taskbull.store.credentials import AskCredentials, Credentials, Provider
 
 if TYPE_CHECKING:
     import ssl
@@ -122,12 +123,11 @@ def _warn(message: str) -> None:
 
 
 _REQUIREMENTS = ("none", "optional", "required")  # in the order of the `ssl.CERT_…` values
-_OCSP = (
-    "ssl_validate_ocsp",
-    "ssl_validate_ocsp_stapled",
-    "ssl_ocsp_context",
-    "ssl_ocsp_expected_cert",
+_OCSP = tuple(
+    f"ssl_{name}"
+    for name in ("validate_ocsp", "validate_ocsp_stapled", "ocsp_context", "ocsp_expected_cert")
 )
+_TLS_TEXTS = ("ca_certs", "certfile", "keyfile", "password", "ca_path", "ca_data", "ciphers")
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -181,12 +181,19 @@ class Tls(Struct, frozen=True):
         return context
 
 
-def read_tls(settings: Mapping[str, Any]) -> Tls:
+def read_tls(settings: Mapping[str, Any], wrong: Callable[[str], ConfigurationError]) -> Tls:
     """Return the TLS settings from redis-py's `ssl_…` options.
 
-    Values may be strings, as in a URL, or the objects that redis-py accepts. Raises `ValueError`
-    if an option is invalid or not supported, or if a file cannot be used.
+    Values may be strings, as in a URL, or the objects that redis-py accepts. Raises the error that
+    `wrong` returns for a problem: an invalid or unsupported option, or a file that cannot be used.
     """
+    try:
+        return _read_tls(settings)
+    except ValueError as error:
+        raise wrong(str(error)) from error
+
+
+def _read_tls(settings: Mapping[str, Any]) -> Tls:
     for name in _OCSP:
         if settings.get(name) and str(settings[name]).lower() not in {"false", "0", "no"}:
             raise ValueError(
@@ -195,16 +202,11 @@ def read_tls(settings: Mapping[str, Any]) -> Tls:
                 "ssl_include_verify_flags=VERIFY_CRL_CHECK_LEAF"
             )
     minimum = settings.get("ssl_min_version")
+    texts = {name: str(settings.get(f"ssl_{name}") or "") or None for name in _TLS_TEXTS}
     tls = Tls(
-        ca_certs=_text(settings.get("ssl_ca_certs")),
-        certfile=_text(settings.get("ssl_certfile")),
-        keyfile=_text(settings.get("ssl_keyfile")),
-        password=_text(settings.get("ssl_password")),
+        **texts,
         cert_reqs=_requirement(settings.get("ssl_cert_reqs")),
         check_hostname=_switch("ssl_check_hostname", settings.get("ssl_check_hostname")),
-        ca_path=_text(settings.get("ssl_ca_path")),
-        ca_data=_text(settings.get("ssl_ca_data")),
-        ciphers=_text(settings.get("ssl_ciphers")),
         min_version=None if minimum is None else int(minimum),
         include_flags=_verify_flags(settings, "ssl_include_verify_flags"),
         exclude_flags=_verify_flags(settings, "ssl_exclude_verify_flags"),
@@ -217,10 +219,6 @@ def read_tls(settings: Mapping[str, Any]) -> Tls:
     except (OSError, ValueError) as error:  # a missing file, or one that is not a certificate
         raise ValueError(f"the TLS files cannot be used: {error}") from error
     return tls
-
-
-def _text(value: object) -> str | None:
-    return str(value) if value else None
 
 
 def _requirement(value: object) -> str:
@@ -361,10 +359,9 @@ def masked(text: str) -> str:
 LOGIN = frozenset({"db", "username", "password"})
 SENTINEL = frozenset({"sentinel_username", "sentinel_password"})
 TLS = frozenset(
-    {"ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password"}
-    | {"ssl_cert_reqs", "ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
-    | {"ssl_include_verify_flags", "ssl_exclude_verify_flags", "ssl_validate_ocsp"}
-    | {"ssl_validate_ocsp_stapled", "ssl_ocsp_context", "ssl_ocsp_expected_cert"}
+    {f"ssl_{name}" for name in _TLS_TEXTS}
+    | {"ssl_cert_reqs", "ssl_check_hostname", "ssl_min_version"}
+    | {"ssl_include_verify_flags", "ssl_exclude_verify_flags", *_OCSP}
 )
 OBEYED = frozenset({"socket_timeout", "socket_connect_timeout", "client_name"})
 IGNORED = frozenset(
@@ -459,28 +456,6 @@ class Endpoint(Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Credentials(Struct, frozen=True):
-    """User name and password. Without a user name, Redis uses its `default` user."""
-
-    username: str | None = None
-    password: str | None = None
-
-    def __repr__(self) -> str:
-        """Return the user name without the password."""
-        return f"Credentials({self.username!r}, ***)"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Return the fields that rich may show in tracebacks."""
-        return [("username", self.username)]
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """AUTH command for these credentials, or an empty tuple without a password."""
-        if self.password is None:
-            return ()
-        return ("AUTH", self.username, self.password) if self.username else ("AUTH", self.password)
-
-
 class Address(Struct, frozen=True):
     """Everything that a store needs to reach Redis and log in."""
 
@@ -544,7 +519,7 @@ def parse(url: str) -> Address:
     address = Address(
         topology,
         credentials=_credentials(parts),
-        tls=_tls(parts) if encrypted else None,
+        tls=read_tls(parts.options, parts.wrong) if encrypted else None,
         connect_timeout=read_seconds(parts, "socket_connect_timeout"),
         response_timeout=read_seconds(parts, "socket_timeout"),
         client_name=parts.options.get("client_name", ""),
@@ -605,17 +580,13 @@ def _embedded(url: Url) -> Address:
 
 def _credentials(url: Url) -> Credentials:
     username = url.username or url.options.get("username")
-    password = url.password or url.options.get("password")
-    if username and not password:
-        password = ""  # An ACL user may have no password, but needs AUTH.
-    return Credentials(username or None, password)
+    return _login(username, url.password or url.options.get("password"))
 
 
-def _tls(url: Url) -> Tls:
-    try:
-        return read_tls(url.options)
-    except ValueError as error:
-        raise url.wrong(str(error)) from error
+def _login(username: str | None, password: str | None) -> Credentials:
+    if username:
+        return Credentials(username, password or "")  # It needs AUTH even without a password.
+    return Credentials(None, password)
 
 
 def _db(url: Url, text: str) -> int:
@@ -657,12 +628,24 @@ else:
 _MARKS = ("connection_pool", "nodes_manager", "master_for")
 
 
-def address_of(redis: Where | None) -> Address:
+def address_of(redis: Where | None, credentials: AskCredentials | None = None) -> Address:
     """Return the address for a URL or a redis-py client.
 
-    None and an empty string mean `default_url`. Raises `ConfigurationError` if the URL is invalid
-    or taskbull cannot use the client.
+    None and an empty string mean `default_url`. `credentials` is called for each new connection,
+    and its result replaces the password. Raises `ConfigurationError` if the URL is invalid or
+    taskbull cannot use the client.
     """
+    address = _address_of(redis)
+    if credentials is None:
+        return address
+    if address.topology == "embedded":
+        raise ConfigurationError("credentials cannot be used with embedded://, which has no users")
+    return replace(
+        address, credentials=replace(address.credentials, provider=Provider(credentials))
+    )
+
+
+def _address_of(redis: Where | None) -> Address:
     match redis:
         case None:
             return parse(default_url())
@@ -749,23 +732,16 @@ def _sentinels(pool: Any, settings: Mapping[str, Any]) -> Address:
 
 
 def _client_credentials(settings: Mapping[str, Any]) -> Credentials:
-    username, password = settings.get("username"), settings.get("password")
     if (provider := settings.get("credential_provider")) is not None:
-        *names, password = cast("tuple[str, ...]", provider.get_credentials())
-        username = names[0] if names else None
-    if username and password is None:
-        password = ""  # An ACL user may have no password, but needs AUTH.
-    return Credentials(username or None, password or (password if username else None))
+        return Credentials(provider=Provider(provider))
+    return _login(settings.get("username"), settings.get("password") or None)
 
 
 def _client_tls(settings: Mapping[str, Any], connection_class: Any) -> Tls | None:
     name = getattr(connection_class, "__name__", "")
     if not settings.get("ssl") and "SSL" not in name:
         return None
-    try:
-        return read_tls(settings)
-    except ValueError as error:
-        raise ConfigurationError(f"redis: {error}") from error
+    return read_tls(settings, lambda problem: ConfigurationError(f"redis: {problem}"))
 
 
 # The queues of an app, a worker or a command.

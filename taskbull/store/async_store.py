@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from anyio import (
     CapacityLimiter,
@@ -32,25 +33,23 @@ from taskbull.scripts.call import (
     Command,
     Pending,
     Request,
+    Script,
     Steps,
     none_failed,
 )
-from taskbull.scripts.loader import Script
 from taskbull.store import backend
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.backend import Waiter, waiters
-from taskbull.store.blocking import BlockingConnection
 from taskbull.store.cluster import (
-    EMBEDDED_TIMEOUT,
     GUIDE_TIMEOUT,
     READ_SLOTS,
     SlotMap,
     is_clustered,
     key_slot,
-    locate,
     no_guide,
 )
 from taskbull.store.connection import (
+    BlockingConnection,
     Connected,
     Connection,
     ConnectionOptions,
@@ -59,26 +58,28 @@ from taskbull.store.connection import (
     log_change,
     time_for,
 )
-from taskbull.store.delivery import (
-    NONSENSE,
+from taskbull.store.protocol import (
     Deadline,
     Drive,
     Leave,
     Load,
     Moved,
+    Note,
     Pause,
     Replied,
+    Reply,
+    ReplyError,
     Send,
     Step,
-    invalid_reply,
     loading,
+    pack,
     read_replies,
     read_reply,
     redeliver,
     time_to_finish,
     unreachable,
 )
-from taskbull.store.protocol import Note, Reply, ReplyError, pack
+from taskbull.store.sync_store import EMBEDDED_TIMEOUT, locate
 
 # Topologies: one connection for all keys, or one per node of a Cluster.
 
@@ -87,62 +88,10 @@ Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 """Function that starts a task for the lifetime of the store."""
 
 
-class Topology(Protocol):
-    """The connections to the servers at an address."""
-
-    single: bool
-    """True if there is one server at a time, so that no other can replace it while it is down."""
-
-    @property
-    def only(self) -> Connection | None:
-        """Connection to the only server, or None for a Cluster."""
-        ...
-
-    async def find(self, key: str) -> Connection:
-        """Return the connection to the server that holds `key`."""
-        ...
-
-    def known(self, key: str) -> Connection | None:
-        """Return the connection for `key`, or None if finding it needs I/O."""
-        ...
-
-    def node(self, endpoint: Endpoint) -> Connection:
-        """Return the connection to the server at `endpoint`."""
-        ...
-
-    async def servers(self) -> list[Endpoint]:
-        """Return the servers that hold the data."""
-        ...
-
-    def moved(self, key: str, endpoint: Endpoint) -> None:
-        """Record that `endpoint` now holds `key`."""
-        ...
-
-    def doubt(self) -> None:
-        """Locate the servers again before the next call."""
-        ...
-
-    def part(self, key: str) -> str:
-        """Return the name of the Cluster part that holds `key`, for outage reports."""
-        ...
-
-    async def endpoint(self, key: str) -> Endpoint:
-        """Return the endpoint of the server that holds `key`, for a separate connection."""
-        ...
-
-
-def topology(
-    address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
-) -> Topology:
-    """Return the topology for an address."""
-    kind = ClusterNodes if address.clustered else OneServer
-    return kind(address, options, spawn, notify)
-
-
 class OneServer:
     """A single server, the primary that Sentinel names, or the embedded server."""
 
-    single = True
+    single = True  # No other server can replace it while it is down.
 
     def __init__(
         self, address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
@@ -204,13 +153,16 @@ class ClusterNodes:
         self._map = SlotMap(address.endpoints)
 
     async def find(self, key: str) -> Connection:
+        """Return the connection to the server that holds `key`."""
         return self.node(await self.endpoint(key))
 
     def known(self, key: str) -> Connection | None:
+        """Return the connection for `key`, or None if finding it needs I/O."""
         endpoint = self._map.find(key)
         return None if endpoint is None else self.node(endpoint)
 
     def node(self, endpoint: Endpoint) -> Connection:
+        """Return the connection to the server at `endpoint`."""
         if (connection := self._nodes.get(endpoint)) is None:
 
             async def here() -> Endpoint:
@@ -222,19 +174,24 @@ class ClusterNodes:
         return connection
 
     async def servers(self) -> list[Endpoint]:
+        """Return the servers that hold the data."""
         await self.endpoint("")  # any key will do, because this reads all slots
         return self._map.masters
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
+        """Record that `endpoint` now holds `key`."""
         self._map.move(key, endpoint)
 
     def doubt(self) -> None:
+        """Locate the servers again before the next call."""
         self._map.forget()
 
     def part(self, key: str) -> str:
+        """Return the name of the Cluster part that holds `key`, for outage reports."""
         return f"slot {key_slot(key)}"
 
     async def endpoint(self, key: str) -> Endpoint:
+        """Return the endpoint of the server that holds `key`, for a separate connection."""
         if (node := self._map.find(key)) is not None:
             return node
         await self._draw_map()
@@ -251,6 +208,10 @@ class ClusterNodes:
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
         raise no_guide(reasons)
+
+
+Topology: TypeAlias = OneServer | ClusterNodes
+"""The connections to the servers at an address."""
 
 
 # A call that needs more than one step, for example because of an error reply.
@@ -298,21 +259,13 @@ class ScriptLoader:
             loaded.set()
 
 
-class OutagePolicy(Struct, frozen=True):
-    """Settings for calls whose Cluster node cannot be reached."""
-
-    notify: Notify
-    patience: float
-    """Seconds that a call without a deadline waits for the node."""
-
-
 class Outage:
     """A part of a Cluster that one call cannot reach. It is reported at growing intervals."""
 
-    def __init__(self, policy: OutagePolicy, part: str) -> None:
-        self._policy = policy
+    def __init__(self, notify: Notify, patience: float, part: str) -> None:
+        self._notify = notify
         self._part = part
-        self._until = current_time() + policy.patience
+        self._until = current_time() + patience
         self._failures = 0
         self._reason = ""
 
@@ -326,11 +279,11 @@ class Outage:
     def wait(self, delay: float) -> None:
         """Report the pause before the next attempt, for the 1st, 2nd, 4th, 8th failure."""
         if self._failures.bit_count() == 1:
-            self._policy.notify(DialFailed(self._reason, self._failures, delay, self._part))
+            self._notify(DialFailed(self._reason, self._failures, delay, self._part))
 
     def end(self, node: Endpoint) -> None:
         """Report that a node answers again."""
-        self._policy.notify(Connected(str(node), self._failures, self._part))
+        self._notify(Connected(str(node), self._failures, self._part))
 
 
 class AsyncCall:
@@ -341,13 +294,13 @@ class AsyncCall:
         call: Request[Any],
         topology: Topology,
         loader: ScriptLoader,
-        policy: OutagePolicy,
+        new_outage: Callable[[str], Outage],
         deadline: Deadline,
     ) -> None:
         self._call = call
         self._topology = topology
         self._loader = loader
-        self._policy = policy
+        self._new_outage = new_outage
         self._command = pack(call.words if topology.single else call.cluster_words)
         self._deadline = deadline
         self._generation = 0
@@ -423,7 +376,7 @@ class AsyncCall:
         if self._deadline.seconds is not None:
             return  # the deadline limits the attempts
         if self._outage is None:
-            self._outage = Outage(self._policy, self._topology.part(self._call.key))
+            self._outage = self._new_outage(self._topology.part(self._call.key))
         self._outage.go_on(error)
 
 
@@ -467,8 +420,9 @@ class Store:
         self._notify = notify
         self._loader = ScriptLoader()
         patience = time_for(options.max_reconnect_attempts, options.longest_delay)
-        self._policy = OutagePolicy(notify, patience)
-        self._topology = topology(address, options, spawn, notify)
+        self._new_outage = partial(Outage, notify, patience)
+        kind = ClusterNodes if address.clustered else OneServer
+        self._topology: Topology = kind(address, options, spawn, notify)
         self._only = self._topology.only
         self._dials = CapacityLimiter(_DIALS)
 
@@ -488,26 +442,10 @@ class Store:
 
         Raises `ConnectionLost` (not executed), `MaybeExecuted` or `ServerRefused`.
         """
-        limit = timeout if total is None else total
+        deadline = Deadline(timeout if total is None else total, monotonic)
         if isinstance(operation, Call | Command):
-            return await self._run(operation, limit)
-        deadline = Deadline(limit, monotonic)
+            return await self.run_within(operation, deadline)
         return await self.complete(Drive(operation, deadline, renew=total is None))
-
-    async def _run(self, call: Request[T], timeout: float | None = None) -> T:
-        only = self._only
-        if timeout is not None or only is None or only.full:
-            return await self.run_within(call, Deadline(timeout, monotonic))
-        generation = only.generation
-        reply = await only.submit(pack(call.words))
-        if isinstance(reply, ReplyError):
-            reply = await self._calling(call).go_on(only, generation, reply)
-        try:
-            return call.parse(reply)
-        except TaskbullError:
-            raise
-        except NONSENSE as error:
-            raise invalid_reply(self.address, reply) from error
 
     def start(
         self, call: Request[Any], waiter: backend.Recipient, note: Note | None = None
@@ -534,7 +472,7 @@ class Store:
     ) -> T:
         """Return the result of a call that was started, retrying it if necessary."""
         if sent_on is None:
-            return await self._run(call)
+            return await self.run_within(call, Deadline(None, monotonic))
         if isinstance(reply, ReplyError) or self._may_go_on(reply):
             reply = await self._calling(call, deadline).go_on(*sent_on, reply)
         elif isinstance(reply, BaseException):
@@ -613,8 +551,6 @@ class Store:
                 request: AnyRequest = drive.request()
                 if not isinstance(request, ONE_CALL):
                     drive.answer = await request.serve(self, drive.deadline.seconds)
-                elif drive.deadline.seconds is None:
-                    drive.answer = await self._run(request)
                 else:
                     drive.answer = await self.run_within(request, drive.deadline)
         return drive.result
@@ -662,12 +598,7 @@ class Store:
         reply = await only.execute(pack(call.words), deadline)
         if isinstance(reply, ReplyError):
             reply = await self._calling(call, deadline).go_on(only, generation, reply)
-        try:
-            return call.parse(reply)
-        except TaskbullError:
-            raise
-        except NONSENSE as error:
-            raise invalid_reply(self.address, reply) from error
+        return read_reply(call, reply, self.address)
 
     async def servers(self, *, timeout: float | None = None) -> list[Endpoint]:
         """Return the servers that hold the data: one server, or the masters of a Cluster."""
@@ -708,7 +639,7 @@ class Store:
 
     def _calling(self, call: Request[Any], deadline: Deadline | None = None) -> AsyncCall:
         deadline = Deadline(None, monotonic) if deadline is None else deadline
-        return AsyncCall(call, self._topology, self._loader, self._policy, deadline)
+        return AsyncCall(call, self._topology, self._loader, self._new_outage, deadline)
 
     def blocking(self, key: str, name: str = "") -> BlockingConnection:
         """Return a connection for blocking commands on `key`. CLIENT LIST shows its `name`."""

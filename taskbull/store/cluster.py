@@ -7,75 +7,12 @@ thread if it does I/O. `SlotMap` does no I/O.
 from __future__ import annotations
 
 from binascii import crc_hqx
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from time import monotonic
-from typing import TypeAlias, assert_never, cast
+from collections.abc import Sequence
 
 from taskbull.core.keys import QueueKeys
-from taskbull.errors import ConfigurationError, ConnectionLost, MaybeExecuted, ServerRefused
-from taskbull.store.address import Address, Endpoint
-from taskbull.store.delivery import Deadline
+from taskbull.errors import ConfigurationError, ConnectionLost, ServerRefused
+from taskbull.store.address import Endpoint
 from taskbull.store.protocol import Reply, ReplyError, pack
-from taskbull.store.sync_connection import SyncConnection
-
-# Locating the server before each connection.
-
-
-Locate: TypeAlias = Callable[[float], Endpoint]
-"""Function that locates the server within a number of seconds, or raises `ConnectionLost`."""
-
-SENTINEL_TIMEOUT = 1.0
-EMBEDDED_TIMEOUT = 30.0
-
-
-def locate(address: Address) -> Locate:
-    """Return a function that locates the server. For a Cluster, it returns the first node."""
-    match address.topology:
-        case "sentinel":
-            return lambda timeout: _primary(address, timeout)
-        case "embedded":
-            return lambda timeout: _embedded(address, timeout)
-        case "single" | "cluster":
-            first = address.endpoints[0]
-            return lambda _limit: first
-        case _:
-            assert_never(address.topology)
-
-
-def _embedded(address: Address, timeout: float) -> Endpoint:
-    # This import, with subprocess, takes half as long as `python -c pass`.
-    from taskbull.store.embedded import start_or_join  # noqa: PLC0415
-
-    timeout = min(timeout, EMBEDDED_TIMEOUT)
-    return Endpoint(path=str(start_or_join(Path(address.folder), timeout, address.idle)))
-
-
-def _primary(address: Address, timeout: float) -> Endpoint:
-    """Ask the sentinels, one after the other, for the primary of the service."""
-    ask = pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service))
-    login = Address("single", credentials=address.sentinel_credentials, tls=address.tls)
-    deadline = monotonic() + timeout
-    reasons: list[str] = []
-    for sentinel in address.endpoints:
-        left = min(deadline - monotonic(), SENTINEL_TIMEOUT)
-        if left <= 0:
-            reasons.append("time is up")
-            break
-        try:
-            connection = SyncConnection(sentinel, login, left)
-            [reply] = connection.exchange([ask], Deadline(left, monotonic))
-            connection.close()
-        except (ConnectionLost, MaybeExecuted, ServerRefused) as error:
-            reasons.append(str(error))
-            continue
-        if isinstance(reply, list):
-            host, port = cast("list[bytes]", reply)
-            return Endpoint(host.decode(), int(port))
-        reasons.append(f"{sentinel} says {reply if isinstance(reply, ReplyError) else 'no'}")
-    why = "; ".join(reasons)
-    raise ConnectionLost(f"no sentinel knows a primary of {address.service!r}: {why}")
-
 
 # The slots of a Redis Cluster, and the nodes that serve them.
 

@@ -235,6 +235,10 @@ class ServerProcess:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
+    def clear(self) -> None:
+        """Delete all keys."""
+        ask(self.socket, "FLUSHALL")
+
     def close(self) -> None:
         """Kill the process and remove its folder."""
         self.kill()

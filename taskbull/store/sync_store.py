@@ -1,18 +1,21 @@
-"""The store for code without an event loop. It can be used from any thread, and after a fork.
-
-It runs the same calls as the async store. A `SyncTopology` finds the server for a key.
-"""
+"""The store for code without an event loop, its connections, and locating the server."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import socket
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, assert_never, cast
 
+from hiredis import Reader
 from msgspec import Struct
 
-from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
+from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused, TaskbullError
 from taskbull.scripts.call import (
     ONE_CALL,
     AnyRequest,
@@ -20,89 +23,480 @@ from taskbull.scripts.call import (
     Call,
     Command,
     Request,
+    Script,
     Steps,
     none_failed,
 )
-from taskbull.scripts.loader import Script
 from taskbull.store.address import Address, Endpoint
-from taskbull.store.cluster import (
-    GUIDE_TIMEOUT,
-    READ_SLOTS,
-    SlotMap,
-    is_clustered,
-    locate,
-    no_guide,
-)
-from taskbull.store.delivery import (
-    NONSENSE,
+from taskbull.store.cluster import GUIDE_TIMEOUT, READ_SLOTS, SlotMap, is_clustered, no_guide
+from taskbull.store.protocol import (
+    ASKING,
+    BROKEN,
+    CLOSED,
+    FORGOTTEN,
+    GRACE,
+    PROBE_TIMEOUT,
+    SUSPICIOUS,
     Deadline,
     Drive,
+    Handshake,
     Leave,
     Load,
     Moved,
     Pause,
+    PlainSocket,
+    ProtocolError,
     Replied,
+    Reply,
+    ReplyError,
     Send,
     Step,
-    invalid_reply,
+    SyncSocket,
+    allowance,
+    dial_error,
+    explain,
+    keep_alive,
+    last_words,
     loading,
+    pack,
     read_replies,
     read_reply,
     redeliver,
     time_to_finish,
 )
-from taskbull.store.protocol import ASKING, Reply, ReplyError, pack
-from taskbull.store.sync_connection import ConnectionPool, SyncPipeline
+
+# Connections for code without an event loop: sockets, a connection pool, pipelining.
+#
+# A command that may have been executed is never resent. Its caller gets `MaybeExecuted`.
+
+
+# Connections and their pool.
+#
+# redis-py's client took 1.6 times as long for a script call (8.9k against 14.4k per second in one
+# run). Its errors do not show whether a command was sent.
+
+
+CONNECT_TIMEOUT = 5.0
+RESPONSE_TIMEOUT = 10.0
+"""Seconds without a byte, in either direction, before a connection is abandoned."""
+
+MOST_IDLE = 16
+"""Maximum number of idle connections per server. A burst of threads may have opened more."""
+
+AnswersOthers = Callable[[], bool]
+"""Function that returns True if the server answers on another connection."""
+
+
+class SyncConnection:
+    """A connection that one thread uses at a time."""
+
+    def __init__(self, endpoint: Endpoint, address: Address, timeout: float) -> None:
+        """Connect and log in.
+
+        Raises `ConnectionLost` if a later attempt may succeed, otherwise `ServerRefused`.
+
+        The timeout is checked here and not by callers, because a thread may be suspended between
+        such a check and this call.
+        """
+        if timeout <= 0:
+            raise ConnectionLost(f"no time left to connect to Redis at {endpoint}")
+        self._endpoint = endpoint
+        self._reader = Reader()
+        self._quiet = address.response_timeout or RESPONSE_TIMEOUT
+        within = Deadline(timeout, monotonic)
+        handshake = Handshake(
+            address.credentials.current(),
+            address.db,
+            address.client_name,
+            primary_only=address.primary_only,
+        )
+        if address.credentials.provider and (timeout := within.left) <= 0:
+            raise ConnectionLost(f"{address.credentials.provider}() left no time to connect")
+        try:
+            self._socket = _connect(endpoint, address, timeout)
+            try:
+                replies = self._converse(handshake.commands(), within)
+                handshake.check(endpoint, replies)
+            except BaseException:
+                self._socket.close()
+                raise
+        except (ProtocolError, *BROKEN) as error:
+            raise dial_error(endpoint, error, timeout, tls=address.tls is not None) from error
+
+    @property
+    def stale(self) -> bool:
+        """True if the server closed the idle connection, or sent data that no command asked for."""
+        return self._reader.has_data() or self._socket.readable()
+
+    def exchange(
+        self,
+        commands: list[bytes],
+        deadline: Deadline,
+        held: float = 0.0,
+        answers_others: AnswersOthers = lambda: False,
+    ) -> list[Reply]:
+        """Send packed commands and return their replies.
+
+        `held` is the number of seconds that the server may block before it answers. If a reply is
+        missing, the connection is closed and `MaybeExecuted` is raised.
+        """
+        try:
+            replies = self._converse(commands, deadline, held, answers_others)
+            if len(replies) < len(commands):
+                raise ConnectionResetError(CLOSED)
+            return replies
+        except (ProtocolError, MemoryError, *BROKEN) as error:
+            self.close()
+            raise self.unanswered(error, deadline) from error
+        except BaseException:  # KeyboardInterrupt: a reply is still in flight
+            self.close()
+            raise
+
+    def unanswered(self, error: Exception, deadline: Deadline) -> MaybeExecuted:
+        """Return the error for a command whose reply was lost."""
+        if deadline.left <= 0:
+            return MaybeExecuted(f"No reply from Redis at {self._endpoint}{deadline}")
+        return MaybeExecuted(f"Redis at {self._endpoint}: {explain(error)} before the reply came")
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __del__(self) -> None:
+        # Producers are rarely closed explicitly. This avoids a ResourceWarning for idle sockets.
+        if hasattr(self, "_socket"):
+            self.close()
+
+    def _converse(
+        self,
+        commands: list[bytes],
+        deadline: Deadline,
+        held: float = 0.0,
+        answers_others: AnswersOthers = lambda: False,
+    ) -> list[Reply]:
+        replies: list[Reply] = []
+        feed, gets = self._reader.feed, self._reader.gets
+        try:
+            size = self.send(b"".join(commands), deadline)
+            patience = held + SUSPICIOUS + allowance(size)
+            while len(replies) < len(commands):
+                feed(self._receive(deadline, patience, answers_others))
+                while (reply := gets()) is not False:
+                    replies.append(reply)
+        except OSError as error:
+            return last_words(replies, error)
+        if len(replies) > len(commands):
+            raise ProtocolError("a reply that no command asked for")
+        return replies
+
+    def send(self, data: bytes, deadline: Deadline) -> int:
+        """Send packed commands, and return the number of bytes.
+
+        Replies are read while sending is blocked. A peer may accept no more data until its replies
+        are received.
+        """
+        size = len(data)
+        sent = self._socket.send(data, min(deadline.left, self._quiet))
+        if sent < size:
+            rest = memoryview(data)[sent:]
+            while rest:  # not `sendall`, because partial sends count as progress
+                sent = self._socket.send(rest, min(deadline.left, self._quiet))
+                rest = rest[sent:]
+                if not sent and self._socket.readable():
+                    self._reader.feed(self._receive(deadline, SUSPICIOUS))
+        return size
+
+    def next_reply(
+        self, size: int, deadline: Deadline, answers_others: AnswersOthers = lambda: False
+    ) -> Reply:
+        """Return the reply to the oldest unanswered command.
+
+        `size` is the number of bytes in flight.
+        """
+        patience = SUSPICIOUS + allowance(size)
+        while (reply := self._reader.gets()) is False:
+            self._reader.feed(self._receive(deadline, patience, answers_others))
+        return reply
+
+    def _receive(
+        self,
+        deadline: Deadline,
+        patience: float,
+        answers_others: AnswersOthers = lambda: False,
+    ) -> bytes:
+        quiet = monotonic() + patience + self._quiet
+        while True:
+            try:
+                data = self._socket.receive(min(deadline.left, quiet - monotonic(), patience))
+                break
+            except TimeoutError:
+                if deadline.left <= 0 or monotonic() >= quiet:
+                    raise
+                if answers_others() and not self._socket.readable(GRACE):
+                    raise TimeoutError(FORGOTTEN) from None
+                patience = SUSPICIOUS
+        if not data:
+            raise ConnectionResetError(CLOSED)
+        return data
+
+
+class ConnectionPool:
+    """Pool of idle connections, by server. Threads share it without a lock."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._idle: defaultdict[Endpoint, deque[SyncConnection]] = defaultdict(deque)
+        self._process = os.getpid()
+
+    def exchange(
+        self, endpoint: Endpoint, commands: list[bytes], deadline: Deadline, held: float = 0.0
+    ) -> list[Reply]:
+        """Send packed commands to a server, and return their replies.
+
+        See `SyncConnection.exchange`.
+        """
+        connection = self.take(endpoint, deadline)
+        answers_others = partial(self.answers, endpoint, deadline)
+        replies = connection.exchange(commands, deadline, held, answers_others)
+        self.keep(endpoint, connection)
+        return replies
+
+    def take(self, endpoint: Endpoint, deadline: Deadline) -> SyncConnection:
+        """Return a connection for exclusive use, until it is passed to `keep`.
+
+        Raises `ConnectionLost` if no time is left or the server cannot be reached.
+        """
+        if deadline.left <= 0:  # an idle connection would still send the command
+            raise ConnectionLost(f"no time left to send a command to Redis at {endpoint}")
+        if self._process != os.getpid():  # after a fork, the sockets belong to the parent
+            self._idle, self._process = defaultdict(deque), os.getpid()
+        connection = self._usable(self._idle[endpoint])
+        if connection is None:
+            connecting = self._address.connect_timeout or CONNECT_TIMEOUT
+            connection = SyncConnection(endpoint, self._address, min(deadline.left, connecting))
+        return connection
+
+    def keep(self, endpoint: Endpoint, connection: SyncConnection) -> None:
+        """Put a connection back into the pool. It must have no unanswered commands."""
+        idle = self._idle[endpoint]
+        if len(idle) < MOST_IDLE:
+            idle.append(connection)
+        else:
+            connection.close()
+
+    def answers(self, endpoint: Endpoint, deadline: Deadline) -> bool:
+        """Return True if a server answers on a new connection, which is kept."""
+        with suppress(TaskbullError):
+            another = SyncConnection(endpoint, self._address, min(deadline.left, PROBE_TIMEOUT))
+            # The network has probably dropped the idle connections as well as the silent one.
+            self.discard(endpoint)
+            self._idle[endpoint].append(another)
+            return True
+        return False
+
+    def discard(self, endpoint: Endpoint) -> None:
+        """Close the idle connections to a server."""
+        idle = self._idle[endpoint]  # keep the deque, because another thread may be adding to it
+        with suppress(IndexError):
+            while True:
+                idle.pop().close()
+
+    def close_stale(self) -> None:
+        """Close the stale idle connections, such as those closed by their servers."""
+        for idle in list(self._idle.values()):
+            with suppress(IndexError):
+                for _ in range(len(idle)):
+                    connection = idle.popleft()  # no other thread can take it now
+                    if connection.stale:
+                        connection.close()
+                    else:
+                        idle.append(connection)
+
+    def close(self) -> None:
+        for endpoint in list(self._idle):
+            self.discard(endpoint)
+
+    @staticmethod
+    def _usable(idle: deque[SyncConnection]) -> SyncConnection | None:
+        while True:
+            try:
+                connection = idle.pop()
+            except IndexError:
+                return None
+            if not connection.stale:
+                return connection
+            connection.close()
+
+
+def _connect(endpoint: Endpoint, address: Address, timeout: float) -> SyncSocket:
+    if endpoint.path:
+        plain = socket.socket(socket.AF_UNIX)
+        try:
+            plain.settimeout(timeout)
+            plain.connect(endpoint.path)
+        except BaseException:
+            plain.close()
+            raise
+        return PlainSocket(plain)
+    plain = socket.create_connection((endpoint.host, endpoint.port), timeout)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(plain)
+        if address.tls is None:
+            return PlainSocket(plain)
+        context = address.tls.context()
+        return SyncSocket(context.wrap_socket(plain, server_hostname=endpoint.host))
+    except BaseException:
+        plain.close()
+        raise
+
+
+# Pipelining.
+
+
+class SyncPipeline:
+    """Commands of one thread on one connection, sent without waiting for earlier replies.
+
+    The connection returns to its pool when all commands are answered. If a reply is lost, `receive`
+    raises `MaybeExecuted`.
+    """
+
+    def __init__(self, pool: ConnectionPool, endpoint: Endpoint, deadline: Deadline) -> None:
+        self.endpoint = endpoint
+        self._pool = pool
+        self._connection = pool.take(endpoint, deadline)
+        self._unanswered: deque[int] = deque()  # sizes of the commands
+        self._error: Exception | None = None  # set if nothing more can be sent
+        self._is_back = False  # in the pool, where another thread may use the connection
+
+    @property
+    def usable(self) -> bool:
+        """True if another command may be sent after the unanswered ones."""
+        return bool(self._unanswered) and self._error is None
+
+    def send(self, command: bytes, deadline: Deadline) -> None:
+        """Send a packed command. If that fails, `receive` raises `MaybeExecuted`."""
+        self._unanswered.append(len(command))
+        try:
+            self._connection.send(command, deadline)
+        except (ProtocolError, *BROKEN) as error:
+            self._error = error
+            self._unanswered[-1] = 0  # the server did not get all of it, so no reply will come
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self, deadline: Deadline) -> Reply:
+        """Return the reply to the oldest unanswered command.
+
+        Raises `MaybeExecuted` if there is none.
+        """
+        connection, size = self._connection, self._unanswered.popleft()
+        try:
+            if self._error is not None and not size:
+                raise self._error
+            answers = partial(self._pool.answers, self.endpoint, deadline)
+            reply = connection.next_reply(size + sum(self._unanswered), deadline, answers)
+        except (ProtocolError, MemoryError, *BROKEN) as error:
+            self._break(error)
+            raise connection.unanswered(error, deadline) from error
+        except BaseException:
+            self.close()
+            raise
+        if not self._unanswered and self._error is None:
+            self._is_back = True
+            self._pool.keep(self.endpoint, connection)
+        return reply
+
+    def _break(self, error: Exception) -> None:
+        self._error = error
+        self._unanswered = deque(0 for _ in self._unanswered)
+        if not self._is_back:
+            self._connection.close()
+
+    def close(self) -> None:
+        """Abandon the unanswered commands, and close the connection."""
+        self._break(ConnectionAbortedError("it was left"))
+
+
+# Locating the server before each connection.
+
+
+Locate: TypeAlias = Callable[[float], Endpoint]
+"""Function that locates the server within a number of seconds, or raises `ConnectionLost`."""
+
+
+SENTINEL_TIMEOUT = 1.0
+
+
+EMBEDDED_TIMEOUT = 30.0
+
+
+def locate(address: Address) -> Locate:
+    """Return a function that locates the server. For a Cluster, it returns the first node."""
+    match address.topology:
+        case "sentinel":
+            return lambda timeout: _primary(address, timeout)
+        case "embedded":
+            return lambda timeout: _embedded(address, timeout)
+        case "single" | "cluster":
+            first = address.endpoints[0]
+            return lambda _limit: first
+        case _:
+            assert_never(address.topology)
+
+
+def _embedded(address: Address, timeout: float) -> Endpoint:
+    # This import, with subprocess, takes half as long as `python -c pass`.
+    from taskbull.store.embedded import start_or_join  # noqa: PLC0415
+
+    timeout = min(timeout, EMBEDDED_TIMEOUT)
+    return Endpoint(path=str(start_or_join(Path(address.folder), timeout, address.idle)))
+
+
+def _primary(address: Address, timeout: float) -> Endpoint:
+    """Ask the sentinels, one after the other, for the primary of the service."""
+    ask = pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service))
+    login = Address("single", credentials=address.sentinel_credentials, tls=address.tls)
+    deadline = monotonic() + timeout
+    reasons: list[str] = []
+    for sentinel in address.endpoints:
+        left = min(deadline - monotonic(), SENTINEL_TIMEOUT)
+        if left <= 0:
+            reasons.append("time is up")
+            break
+        try:
+            connection = SyncConnection(sentinel, login, left)
+            [reply] = connection.exchange([ask], Deadline(left, monotonic))
+            connection.close()
+        except (ConnectionLost, MaybeExecuted, ServerRefused) as error:
+            reasons.append(str(error))
+            continue
+        if isinstance(reply, list):
+            host, port = cast("list[bytes]", reply)
+            return Endpoint(host.decode(), int(port))
+        reasons.append(f"{sentinel} says {reply if isinstance(reply, ReplyError) else 'no'}")
+    why = "; ".join(reasons)
+    raise ConnectionLost(f"no sentinel knows a primary of {address.service!r}: {why}")
+
+
+# The store for code without an event loop. It can be used from any thread, and after a fork.
+#
+# It runs the same calls as the async store. `SyncOneServer` or `SyncClusterNodes` finds the server
+# for a key.
+
 
 # Topologies: one server for all keys, or the nodes of a Cluster.
-
-
-class SyncTopology(Protocol):
-    """The servers at an address, without an event loop. Threads share it."""
-
-    single: bool
-    """True if there is one server at a time, so that no other can replace it while it is down."""
-
-    only: Endpoint | None
-    """The only server, or None if it is unknown or this is a Cluster."""
-
-    def find(self, key: str, deadline: Deadline) -> Endpoint:
-        """Return the server that holds `key`.
-
-        Raises `ConnectionLost` if none can be found now.
-        """
-        ...
-
-    def known(self, key: str) -> Endpoint | None:
-        """Return the server that holds `key`, or None if finding it needs I/O."""
-        ...
-
-    def servers(self, deadline: Deadline) -> list[Endpoint]:
-        """Return the servers that hold the data."""
-        ...
-
-    def moved(self, key: str, endpoint: Endpoint) -> None:
-        """Record that `endpoint` now holds `key`."""
-        ...
-
-    def doubt(self) -> None:
-        """Locate the servers again before the next call."""
-        ...
-
-
-def sync_topology(address: Address, pool: ConnectionPool) -> SyncTopology:
-    """Return the topology for an address."""
-    return SyncClusterNodes(address, pool) if address.clustered else SyncOneServer(address)
 
 
 class SyncOneServer:
     """A single server, the primary that Sentinel names, or the embedded server."""
 
-    single = True
+    single = True  # No other server can replace it while it is down.
 
     def __init__(self, address: Address) -> None:
         self._locate = locate(address)
         self.only: Endpoint | None = None
+        """The server, or None if it must be located first."""
 
     def find(self, key: str, deadline: Deadline) -> Endpoint:
         server = self.only
@@ -134,22 +528,30 @@ class SyncClusterNodes:
         self._map = SlotMap(address.endpoints)
 
     def find(self, key: str, deadline: Deadline) -> Endpoint:
+        """Return the server that holds `key`.
+
+        Raises `ConnectionLost` if none can be found now.
+        """
         if (node := self._map.find(key)) is not None:
             return node
         self._draw_map(deadline)
         return self._map.node_of(key)
 
     def known(self, key: str) -> Endpoint | None:
+        """Return the server that holds `key`, or None if finding it needs I/O."""
         return self._map.find(key)
 
     def servers(self, deadline: Deadline) -> list[Endpoint]:
+        """Return the servers that hold the data."""
         self.find("", deadline)  # any key will do, because this reads all slots
         return self._map.masters
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
+        """Record that `endpoint` now holds `key`."""
         self._map.move(key, endpoint)
 
     def doubt(self) -> None:
+        """Locate the servers again before the next call."""
         self._map.forget()
 
     def _draw_map(self, deadline: Deadline) -> None:
@@ -203,7 +605,9 @@ class SyncStore:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._pool = ConnectionPool(address)
-        self._topology = sync_topology(address, self._pool)
+        self._topology: SyncOneServer | SyncClusterNodes = (
+            SyncClusterNodes(address, self._pool) if address.clustered else SyncOneServer(address)
+        )
 
     def run(
         self,
@@ -243,12 +647,7 @@ class SyncStore:
                 reply = error
         if isinstance(reply, _TROUBLE):
             reply = self._finish_call(call, (node, reply), deadline, keep_trying=keep_trying)
-        try:
-            return call.parse(reply)
-        except TaskbullError:
-            raise
-        except NONSENSE as error:
-            raise invalid_reply(self.address, reply) from error
+        return read_reply(call, reply, self.address)
 
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
         """Run several calls in one round trip per server, and return the results in order.

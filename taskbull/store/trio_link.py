@@ -24,9 +24,8 @@ from trio.lowlevel import (
 )
 
 from taskbull.store.address import Endpoint
-from taskbull.store.asyncio_link import BROKEN, Link, left
-from taskbull.store.protocol import Pipeline, ProtocolError, Reply
-from taskbull.store.sockets import RECEIVE, keep_alive, last_words
+from taskbull.store.backend import BROKEN, left
+from taskbull.store.protocol import RECEIVE, Pipeline, ProtocolError, Reply, keep_alive, last_words
 
 # Waiters.
 
@@ -97,7 +96,7 @@ PIECE = 1 << 16  # bytes per write, so that `unsent` shows progress
 
 async def open_trio_link(
     endpoint: Endpoint, address: str, tls: ssl.SSLContext | None, pipeline: Pipeline
-) -> Link:
+) -> TrioLink:
     if tls is not None:
         encrypted = await anyio.connect_tcp(
             address,

@@ -9,12 +9,4 @@ from taskbull.testing.recorded_job import RecordedJob
 from taskbull.testing.recording import Box, recorded
 from taskbull.testing.servers import connected, private_server, server
 
-__all__ = [
-    "Box",
-    "RecordedJob",
-    "Server",
-    "connected",
-    "private_server",
-    "recorded",
-    "server",
-]
+__all__ = ["Box", "RecordedJob", "Server", "connected", "private_server", "recorded", "server"]

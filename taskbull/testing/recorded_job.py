@@ -1,20 +1,35 @@
-"""A job recorded by a box."""
+"""Jobs and flows that a box records, and the `JobPort` of a job that runs in it."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeGuard, cast
 
-from taskbull.app.producer import JobSpec
+from taskbull.app.producer import ByName, JobSpec
 from taskbull.core import payload
-from taskbull.core.cancelling import is_cancelled
-from taskbull.core.job import Job
+from taskbull.core.job import Children, Growing, Job, Member, NewJob, arrange
+from taskbull.core.keys import JobState
 from taskbull.core.options import JobOptions, OnFailure
-from taskbull.core.outcome import Failure
-from taskbull.core.states import JobState
-from taskbull.core.wire.job import RUN_FIELDS, decode_taken
-from taskbull.core.wire.new_job import EncodedJob, encode_job
-from taskbull.worker.run import Run
+from taskbull.core.outcome import (
+    Cancelled,
+    Complete,
+    Failure,
+    Outcome,
+    cancel_reason,
+    cancelled,
+    is_cancelled,
+)
+from taskbull.core.retry import failed_for_good
+from taskbull.core.steps import StepCall, WaitRecord, encode_record, read_wait, signal_value
+from taskbull.core.wire.job import RUN_FIELDS, EncodedJob, decode_taken, encode_job
+from taskbull.errors import JobNotFound, TaskbullError, WrongState
+from taskbull.queue.queue import QueueJob
+from taskbull.scripts.streams import START, Entry, EntryId
+from taskbull.worker.run import PortMethod, Run
+from taskbull.worker.running_job import wait_record
+
+# A job recorded by a box.
 
 
 class RecordedJob:
@@ -54,6 +69,11 @@ class RecordedJob:
         """The last progress that the job wrote."""
         self.logs: list[str] = []
         """The lines of the job's log."""
+        self.entries: list[Entry] = []
+        """The items that the job yielded, and its restarts."""
+        self._last_entry = START
+        self.added_cost = 0
+        """Sum of the costs that the job added."""
         self.parent: RecordedJob | None = None
         """The job's parent in a flow."""
         self.children: list[RecordedJob] = []
@@ -70,6 +90,10 @@ class RecordedJob:
         """Number of consecutive waits without a child to wait for."""
         self.run: Run | None = None
         """The current attempt, or `None` if the job is not running."""
+        self.steps: dict[str, bytes] = {}
+        """The job's steps, waits and signals, as in Redis. See `core.steps`."""
+        self.awaited: str | None = None
+        """The field in `steps` of the wait that the job is in, or `None`."""
         self.deferred_failure: str | None = None
         """The reason why the job will fail without being run, if any."""
 
@@ -154,9 +178,276 @@ class RecordedJob:
             and child.on_failure in {"ignore", "continue"}
         }
 
+    def begin_wait(
+        self, call: StepCall, record: WaitRecord, now_ms: int
+    ) -> tuple[bytes, bytes] | None:
+        """Begin or continue a wait. Return its end and the signal's value, or None."""
+        steps, end = self.steps, None
+        steps.setdefault(call.field, encode_record(record))
+        number = int(steps.get(f"taken:{call.name}", b"0")) + 1
+        sent = steps.get(f"sent:{call.name}#{number}") if call.kind == "signal" else None
+        if sent is not None:
+            steps[f"taken:{call.name}"] = str(number).encode()
+            end = encode_record({"at": now_ms, "sent": number})
+        elif record.until is not None and record.until <= now_ms:
+            end = encode_record({"at": now_ms})
+        if end is None:
+            self.awaited = call.field
+            return None
+        steps[f"done:{call.field}"] = end
+        return end, b"" if sent is None else signal_value(sent)
+
+    def put_signal(self, name: str, raw: bytes, now: float) -> None:
+        """Store a signal, and let the job run if it waits for it.
+
+        Raises:
+            WrongState: If the job has ended.
+            JobNotFound: If the job was removed.
+        """
+        if self.state is JobState.UNKNOWN:
+            raise JobNotFound(self.queue, self.id)
+        if self.ended:
+            raise WrongState(self.queue, self.id, "has ended", -3, f"send signal '{name}' to")
+        number = int(self.steps.get(f"count:{name}", b"0")) + 1
+        self.steps[f"count:{name}"] = str(number).encode()
+        self.steps[f"sent:{name}#{number}"] = b":" + raw
+        is_awaited = self.awaited is not None and self.awaited.startswith(f"signal:{name}#")
+        if is_awaited and self.run is None:
+            self.awaited = None
+            if not self.pending:
+                self.state, self.due = JobState.WAITING, now
+
+    def wait_due(self, now: float) -> float | None:
+        """Return the virtual time when the job's wait ends without a signal, or None."""
+        if self.awaited is None or self.pending:
+            return None
+        until = read_wait(self.steps[self.awaited]).until
+        return None if until is None else max(now, now + (until - self.wall_ms(now)) / 1000)
+
+    def open_stream(self, limit: int, life_ms: int) -> None:
+        """Begin the items of a new attempt."""
+        self._last_entry = EntryId(self._last_entry.run + 1, 0)
+        if self._last_entry.run > 1:
+            self.entries.append(Entry(self._last_entry, "restart", attempt=self.attempts + 1))
+
+    def emit(self, raw: bytes) -> None:
+        """Add an item."""
+        self._last_entry = EntryId(self._last_entry.run, self._last_entry.number + 1)
+        self.entries.append(Entry(self._last_entry, "item", raw))
+
+    def flush_stream(self) -> None:
+        """Do nothing: all items are here."""
+
     def drop_children(self) -> int:
         """Remove the pending children and return their number."""
         dropped, self.pending = self.pending, []
         for child in dropped:
             child.state = JobState.UNKNOWN
         return len(dropped)
+
+
+# Flows in a box: building their jobs, spawning, waiting for children, and cancelling.
+
+
+def record(spec: JobSpec[Any], number: int, now: float) -> list[RecordedJob]:
+    """Return the jobs of a spec, level by level, numbered from `number`.
+
+    A spec without children has a single job.
+    """
+    if not spec.children and not spec.calling.needs:
+        return [RecordedJob(spec, number, now)]
+    specs = _specs(spec)
+    members = arrange(spec.branch(), lambda place: str(number + place))
+    jobs = [RecordedJob(one, number + place, now) for place, one in enumerate(specs)]
+    for member, job in zip(members, jobs, strict=True):
+        _connect(member, job, jobs)
+    return jobs
+
+
+def _specs(root: JobSpec[Any]) -> list[JobSpec[Any]]:
+    """Return the specs of a flow in the same order as `arrange`."""
+    found: list[JobSpec[Any]] = []
+    left: list[Growing] = [root]
+    while left:
+        job = left.pop(0)
+        spec = job if _is_spec(job) else _foreign(job, root)
+        found.append(spec)
+        left += [child for group in spec.children for child in group.jobs]
+    return found
+
+
+def _is_spec(job: Growing) -> TypeGuard[JobSpec[Any]]:
+    return isinstance(job, JobSpec)
+
+
+def _foreign(job: Growing, root: JobSpec[Any]) -> JobSpec[Any]:
+    branch, children = job.branch(), cast("QueueJob", job).children
+    return JobSpec(branch.queue.queue, branch.job, ByName(root.calling.producer), children)
+
+
+def _connect(member: Member, job: RecordedJob, jobs: list[RecordedJob]) -> None:
+    job.on_failure = member.on_failure
+    job.children = [jobs[place] for place in member.children]
+    job.pending = list(job.children)
+    for child in job.children:
+        child.parent = job
+    if job.children:
+        job.state = JobState.WAITING_CHILDREN
+
+
+def spawn(parent: RecordedJob, children: Children) -> list[str]:
+    """Add children to a running job; return their ids."""
+    calling = ByName(parent.spec.calling.producer)
+    root = JobSpec[Any](parent.queue, NewJob("parent"), calling, (children,))
+    specs = _specs(root)
+    first = parent.number_spawned
+    members = arrange(
+        root.branch(),
+        lambda place: f"{parent.queue}-{parent.id}-{first + place}" if place else parent.id,
+    )
+    jobs = [parent]
+    for place, one in enumerate(specs[1:], 1):
+        job = RecordedJob(one, parent.number + first + place, parent.due)
+        job.id = members[place].id
+        jobs.append(job)
+    for member, job in zip(members[1:], jobs[1:], strict=True):
+        _connect(member, job, jobs)
+    below = [jobs[place] for place in members[0].children]
+    for child in below:
+        child.parent = parent
+    parent.children += below
+    parent.pending += below
+    parent.spawned += jobs[1:]
+    parent.number_spawned += len(jobs) - 1
+    return [child.id for child in below]
+
+
+def await_children(job: RecordedJob, new: int) -> None:
+    """Make a job wait for its children, or run again if none is pending.
+
+    The job will fail if it waits twice in a row without a child to wait for.
+    """
+    if job.awaited is not None:
+        job.idle_waits, job.state = 0, JobState.WAITING_CHILDREN
+        return
+    job.idle_waits = 0 if job.pending or new else job.idle_waits + 1
+    if job.idle_waits > 1:
+        job.deferred_failure = (
+            "the task raised WaitForChildren twice in a row, and had no new child to wait for"
+        )
+    job.state = JobState.WAITING_CHILDREN if job.pending else JobState.WAITING
+
+
+def refused_by_children(job: RecordedJob, outcome: Outcome) -> Outcome:
+    """Return the outcome, or a failure if the job completed while children are pending."""
+    if not isinstance(outcome, Complete) or not job.pending:
+        return outcome
+    return failed_for_good(TaskbullError(f"Job {job.id} has pending dependencies. moveToFinished"))
+
+
+def cancel(job: RecordedJob, reason: str, now: float) -> Cancelled:
+    """Cancel a job and its children that have not run. Ask a running job to stop.
+
+    Raises:
+        JobNotFound: If the job was removed.
+    """
+    if job.run is not None:
+        job.run.cancel(reason)
+        return Cancelled.REQUESTED
+    if job.ended:
+        return Cancelled.TOO_LATE
+    if job.state is JobState.UNKNOWN:
+        raise JobNotFound(job.queue, job.id)
+    job.failure = cancelled(reason).failure
+    job.state = JobState.FAILED
+    tell_parent(job, now)
+    cancel_children(job, now)
+    return Cancelled.BEFORE_START
+
+
+def cancel_children(job: RecordedJob, now: float) -> None:
+    """Cancel the children that have not run, after their parent was cancelled."""
+    for child in list(job.pending):
+        if child.run is None and not child.ended:
+            cancel(child, cancel_reason(f"parent {job.key}"), now)
+
+
+def tell_parent(child: RecordedJob, now: float) -> None:
+    """Update the parent of a finished job, according to the child's `on_failure`.
+
+    The parent is scheduled to run when it has no pending children. It runs earlier if the child
+    failed with `on_failure` "fail" or "continue". A child that failed with "wait" stays pending.
+    """
+    parent = child.parent
+    if parent is None or not child.ended or child not in parent.pending:
+        return
+    at_once = False
+    if child.state is JobState.FAILED:
+        if child.on_failure == "wait":
+            return
+        at_once = child.on_failure in {"fail", "continue"}
+        if child.on_failure == "fail":
+            parent.deferred_failure = f"child {child.key} failed"
+    parent.pending.remove(child)
+    if parent.state is JobState.WAITING_CHILDREN and (at_once or not parent.pending):
+        delay = parent.options.delay or 0.0
+        parent.due = now + delay
+        parent.state = JobState.DELAYED if delay else JobState.WAITING
+
+
+# The `JobPort` of a job that runs in a box.
+
+
+WORKER_ID = "taskbull.testing"
+
+
+class BoxPort:
+    """A `JobPort` that stores a job's writes in its `RecordedJob`."""
+
+    redis_wait_seconds = 0.0
+    is_virtual = True
+    has_stream = False
+
+    def __init__(self, recorded: RecordedJob, now_ms: Callable[[], int]) -> None:
+        self._recorded = recorded
+        self._now_ms = now_ms
+
+    def caused(self, error: BaseException) -> bool:
+        return False
+
+    def call(self, method: PortMethod, *arguments: Any) -> Any:
+        recorded = self._recorded
+        match method:
+            case "progress":
+                recorded.progress = payload.decode(*arguments)
+            case "log":
+                recorded.logs.extend(arguments)
+            case "update_data":
+                [recorded.raw_data] = arguments
+            case "add_cost":
+                recorded.added_cost += sum(arguments)
+            case "spawn":
+                return spawn(recorded, *arguments)
+            case "load_steps":
+                return dict(recorded.steps)
+            case "store_step":
+                field, raw = arguments
+                recorded.steps[field] = raw
+            case "wait":
+                kind, name, number, place, begun, timeout_ms = arguments
+                call, now_ms = StepCall(kind, name, number, place), self._now_ms()
+                return recorded.begin_wait(
+                    call, wait_record(begun, place, timeout_ms, now_ms), now_ms
+                )
+            case "hold":
+                pass
+            case _:
+                name = "child_results" if method == "child_results_so_far" else method
+                return getattr(recorded, name)(*arguments)
+        return None
+
+    async def acall(self, method: PortMethod, *arguments: Any) -> Any:
+        return self.call(method, *arguments)
+
+    async def arecord_unknown_task(self, patience: float) -> float:
+        return patience  # A box has no other workers.

@@ -5,8 +5,19 @@ A box can assert which jobs were enqueued, and can run them in virtual time.
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count, islice
@@ -14,17 +25,18 @@ from typing import Any, Literal, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from taskbull.app.app import App, listeners_of
+from taskbull.app.app import App, dispatch_of, listeners_of
 from taskbull.app.batch import is_batch
 from taskbull.app.producer import ByName, JobSpec
-from taskbull.app.task import Enqueueable
+from taskbull.app.signature import ConversionError, by_keyword
+from taskbull.app.task import Enqueueable, RemoteTask
 from taskbull.core import events, payload
-from taskbull.core.cancelling import Cancelled, cancel_reason, is_cancelled
-from taskbull.core.job import Job, NewJob
-from taskbull.core.keys import QueueKeys
+from taskbull.core.job import ExecutionMode, Job, NewJob
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import (
     AwaitChildren,
+    Cancelled,
     Complete,
     Discard,
     Fail,
@@ -33,17 +45,23 @@ from taskbull.core.outcome import (
     Release,
     RetryAfter,
     SnoozeFor,
+    cancel_reason,
+    is_cancelled,
 )
-from taskbull.core.states import JobState
-from taskbull.core.validation import did_you_mean, refusal
+from taskbull.core.steps import JobStep, check_signal_name, steps_of
+from taskbull.core.validation import Duration, did_you_mean, refusal, seconds
 from taskbull.core.wire.job import encode_data
-from taskbull.errors import JobFailed, TaskbullError
+from taskbull.errors import JobFailed, JobNotFound, NotRecorded, TaskbullError
 from taskbull.queue.handle import JobHandle, ReadResult
 from taskbull.queue.queue import QueueJob
-from taskbull.queue.results import failure_kind
+from taskbull.queue.stores import failure_kind
+from taskbull.queue.streams import Cursor
+from taskbull.scripts.change import encode_signal
 from taskbull.scripts.read import Logs
-from taskbull.testing.record import WORKER_ID
-from taskbull.testing.recorded_flow import (
+from taskbull.scripts.streams import Entry
+from taskbull.testing.recorded_job import (
+    WORKER_ID,
+    RecordedJob,
     await_children,
     cancel,
     cancel_children,
@@ -51,11 +69,14 @@ from taskbull.testing.recorded_flow import (
     refused_by_children,
     tell_parent,
 )
-from taskbull.testing.recorded_job import RecordedJob
 from taskbull.testing.stage import Given, Stage, VirtualSchedule, open_resources, stage_for
+from taskbull.worker.attempt import Route
 from taskbull.worker.hooks import Call, log_failure, task_hook
+from taskbull.worker.running_job import RunningJob
 
 _NOTHING = object()
+
+R = TypeVar("R")
 
 
 class Expectation:
@@ -117,8 +138,8 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
     """A `JobHandle` that reads from a recorded job instead of Redis."""
 
     _recorded: RecordedJob | None = None
-    _now: Callable[[], float] = float
-    """A function that returns the box's virtual time in seconds."""
+    _in: Box | None = None
+    """The box of the job."""
 
     def result(self, timeout: Any = None) -> R_co:
         """Return the job's result without waiting.
@@ -133,14 +154,36 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         recorded = self._job
         if recorded.state is JobState.FAILED:
             raise failure_of(recorded)
+        if recorded.awaited is not None:
+            waiting = next(one for one in self.steps() if one.is_waiting)
+            how = "signal() sends it" if waiting.kind == "signal" else "advance() ends it"
+            raise TimeoutError(f"{recorded!r} waits: {waiting.label}. {how}")
         if recorded.state is not JobState.COMPLETED:
-            raise TimeoutError(f"{recorded!r} has not run yet: call run() on the recorded jobs")
+            raise TimeoutError(
+                f"{recorded!r} has not run yet: call run() on the recorded jobs. A remote task "
+                "also needs answer()"
+            )
         value: R_co = self._read(payload.encode(recorded.value, "result"))
         return value
 
     async def aresult(self, timeout: Any = None) -> R_co:
         """Return the job's result. See `result`."""
         return self.result(timeout)
+
+    def _entries(self, cursor: Cursor) -> Iterator[list[Entry]]:
+        if new := cursor.take(self._job.entries):
+            yield new
+        self.result()  # Raises the error of a job that failed or has not run.
+
+    async def _aentries(
+        self, cursor: Cursor, idle: float | None
+    ) -> AsyncGenerator[list[Entry], None]:
+        for page in self._entries(cursor):
+            yield page
+
+    @property
+    def _keys(self) -> QueueKeys:
+        return self._job.spec.calling.producer.client(self.queue).keys
 
     def cancel(self, reason: str = "") -> Cancelled:
         """Cancel the job: fail it if it has not run, or ask it to stop if it is running.
@@ -152,7 +195,7 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
             ConfigurationError: If the reason is not a string.
             JobNotFound: If the job was removed.
         """
-        return cancel(self._job, cancel_reason(reason), self._now())
+        return cancel(self._job, cancel_reason(reason), self._box.now)
 
     async def acancel(self, reason: str = "") -> Cancelled:
         """Cancel the job. See `cancel`."""
@@ -183,11 +226,33 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         """Return the job's log lines."""
         return self.logs(start, end)
 
+    def signal(self, name: str, value: Any = None) -> None:
+        """Send a signal to the job. See `Box.signal`."""
+        self._box.signal(self._job, name, value)
+
+    async def asignal(self, name: str, value: Any = None) -> None:
+        """Send a signal to the job. See `Box.signal`."""
+        await self._box.asignal(self._job, name, value)
+
+    def steps(self) -> list[JobStep]:
+        """Return the job's finished steps and its waits."""
+        return steps_of(self._job.steps)
+
+    async def asteps(self) -> list[JobStep]:
+        """Return the job's finished steps and its waits."""
+        return self.steps()
+
     @property
     def _job(self) -> RecordedJob:
         if self._recorded is None:
             raise TypeError("a recorded handle cannot be created directly: use recorded(app)")
         return self._recorded
+
+    @property
+    def _box(self) -> Box:
+        if self._in is None:
+            raise TypeError("a recorded handle cannot be created directly: use recorded(app)")
+        return self._in
 
 
 def failure_of(job: RecordedJob) -> JobFailed:
@@ -230,6 +295,9 @@ class Box:
         """All recorded jobs."""
         self._began = datetime.now(UTC)
         self._schedules: dict[tuple[str, str], VirtualSchedule] = {}
+        self._group_turns: dict[str, dict[str | None, int]] = {}
+        self._turn_numbers = count()
+        self._answers: dict[str, Route] = {}  # By the names of remote tasks.
 
     def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
         """Record jobs instead of adding them to Redis. The app calls this."""
@@ -287,12 +355,106 @@ class Box:
             made.append(record(spec, number, self.now))
             size = len(made[-1])
             number = number + size if self._numbers is None else max(islice(self._numbers, size))
+        if self._inline:
+            self._check_answers(job for jobs in made for job in jobs)
         handles: list[JobHandle[Any]] = []
         for root, *below in made:
             handles.append(self._put(root))
             for job in below:
                 self._put(job)
         return handles
+
+    def answer(
+        self,
+        task: RemoteTask[..., R],
+        answer: R | Callable[..., R] | Callable[..., Coroutine[Any, Any, R]],
+    ) -> None:
+        """Run the jobs of a remote task with an answer, in place of the other program.
+
+        Jobs of remote tasks without an answer are not run.
+
+        Args:
+            task: A task made by `@app.remote`.
+            answer: The result of all its jobs, or a function that takes the arguments and returns
+                the result. A job fails if the function raises, or if the result does not match the
+                task's return annotation.
+
+        Raises:
+            ConfigurationError: If the task is not remote.
+            TypeError: If the result does not match the task's return annotation.
+
+        Example:
+            >>> with recorded(app) as box:
+            ...     box.answer(translate, "Bonjour")
+            ...     job = translate.delay("Good morning", to="fr")
+            ...     box.run()
+            ...     assert job.result() == "Bonjour"
+        """
+        if not isinstance(task, RemoteTask):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise refusal("the task of answer()", "be made by @app.remote", task)
+        self._answers[task.name] = answer_route(task, answer)
+
+    def _resolve(self, job: Job) -> Route:
+        return self._answers.get(job.name) or dispatch_of(self._app).resolve(job)
+
+    def _needs_answer(self, job: RecordedJob) -> bool:
+        task = self._app.tasks.get(job.name)
+        return task is not None and task.is_remote and job.name not in self._answers
+
+    def _check_answers(self, jobs: Iterable[RecordedJob]) -> None:
+        for job in jobs:
+            if self._needs_answer(job):
+                raise NotRecorded(
+                    f"Cannot run a job of task {job.name!r} inline: it is a remote task, which "
+                    "another program runs. In tests, use recorded(app) and box.answer(task, …)"
+                )
+
+    def signal(self, job: JobHandle[Any] | RecordedJob | str, name: str, value: Any = None) -> None:
+        """Send a signal to a job. Call `run` to run it, if it waits for the signal.
+
+        In inline mode, the job runs immediately.
+
+        Args:
+            job: The job's handle, the recorded job, or its id.
+            name: Name of the signal.
+            value: Value of any JSON-serializable type.
+
+        Raises:
+            JobNotFound: If the box has no such job.
+            WrongState: If the job has ended.
+            SerializationError: If the value cannot be stored as JSON.
+
+        Example:
+            >>> with recorded(app) as box:
+            ...     job = publish.delay("draft")
+            ...     box.run()
+            ...     box.signal(job, "approval", True)
+            ...     box.run()
+        """
+        self._put_signal(job, name, value)
+        if self._inline:
+            self.run(check=False)
+
+    async def asignal(
+        self, job: JobHandle[Any] | RecordedJob | str, name: str, value: Any = None
+    ) -> None:
+        """Send a signal to a job. See `signal`."""
+        self._put_signal(job, name, value)
+        if self._inline:
+            await self.arun(check=False)
+
+    def _put_signal(
+        self, job: JobHandle[Any] | RecordedJob | str, name: str, value: object
+    ) -> None:
+        recorded: RecordedJob | None
+        if isinstance(job, RecordedJob):
+            recorded = job
+        else:
+            job_id, queue = (job, None) if isinstance(job, str) else (job.id, job.queue)
+            known = (one for one in self.jobs if one.id == job_id and queue in {None, one.queue})
+            if (recorded := next(known, None)) is None:
+                raise JobNotFound(queue or "any", job_id)
+        recorded.put_signal(check_signal_name(name), encode_signal(value), self.now)
 
     def of(self, task: Enqueueable[..., Any]) -> list[RecordedJob]:
         """Return the recorded jobs of a task, in order.
@@ -301,6 +463,26 @@ class Box:
             task: The task whose jobs to return.
         """
         return [job for job in self.jobs if job.name == task.name]
+
+    def stream(self, job: JobHandle[Any]) -> list[Any]:
+        """Return the items that a job yielded. Run the recorded jobs first if it has not ended.
+
+        The items of all attempts follow each other, as a reader of `job.stream()` gets them.
+
+        Args:
+            job: The job's handle.
+
+        Raises:
+            JobFailed: If the job failed.
+
+        Example:
+            >>> with recorded(app) as box:
+            ...     job = complete.delay("Why?")
+            ...     assert box.stream(job) == ["Because", "."]
+        """
+        if job.state() not in {JobState.COMPLETED, JobState.FAILED}:
+            self.run(check=False)
+        return list(job.stream())
 
     def assert_enqueued(self, task: Enqueueable[..., Any], **expected: Any) -> RecordedJob:
         """Return the first job of a task that has these arguments and options.
@@ -348,7 +530,8 @@ class Box:
         """Run all jobs, and the jobs that they enqueue, including retries and delays.
 
         Arguments and results are converted to JSON and back. Delays pass in virtual time, so
-        nothing waits.
+        nothing waits. A job that waits for a signal or sleeps stays in that state: `signal` and
+        `advance` let it continue. In inline mode, sleeps end immediately.
 
         Sync functions run in this thread without an event loop, unless they have async middleware.
         Each async function runs in its own event loop. If the app has a lifespan, they all run in
@@ -379,7 +562,13 @@ class Box:
         self._check(check=check)
 
     def advance(
-        self, *, check: bool = True, backend: str = "asyncio", limit: int = 10_000, **time: float
+        self,
+        duration: Duration = 0,
+        *,
+        check: bool = True,
+        backend: str = "asyncio",
+        limit: int = 10_000,
+        **time: float,
     ) -> None:
         """Advance virtual time and run the jobs that become due, as in `run`.
 
@@ -387,10 +576,11 @@ class Box:
         as if a worker started then.
 
         Args:
+            duration: Time to pass, in seconds or as a `timedelta`.
             check: Raise `JobFailed` at the end if a job has permanently failed.
             backend: Event loop for async functions: "asyncio" or "trio".
             limit: Turn limit, as in `run`.
-            **time: Time to pass, as keyword arguments of `timedelta`.
+            **time: Time to pass in addition, as keyword arguments of `timedelta`.
 
         Raises:
             ConfigurationError: If the time is negative.
@@ -401,14 +591,16 @@ class Box:
         Example:
             >>> box.advance(days=2)
         """
-        until = self.now + _seconds_of(time)
+        until = self.now + _seconds_of(duration, time)
         self._run(self._turns(limit, until), backend)
         self.now = until
         self._check(check=check)
 
-    async def aadvance(self, *, check: bool = True, limit: int = 10_000, **time: float) -> None:
+    async def aadvance(
+        self, duration: Duration = 0, *, check: bool = True, limit: int = 10_000, **time: float
+    ) -> None:
         """Advance virtual time and run due jobs in this event loop. See `advance`."""
-        until = self.now + _seconds_of(time)
+        until = self.now + _seconds_of(duration, time)
         await self._arun(self._turns(limit, until))
         self.now = until
         self._check(check=check)
@@ -417,7 +609,7 @@ class Box:
         return self.now
 
     def _run(self, turns: Iterable[list[RecordedJob]], backend: str) -> None:
-        with stage_for(self._app, self._given, self._time, backend) as stage:
+        with stage_for(self._app, self._given, self._time, self._resolve, backend) as stage:
             for jobs in turns:
                 for job, outcome in zip(jobs, stage.run(jobs), strict=True):
                     event = self._settle(job, outcome)
@@ -427,7 +619,7 @@ class Box:
 
     async def _arun(self, turns: Iterable[list[RecordedJob]]) -> None:
         async with open_resources(self._app, self._given) as resources_of:
-            stage = Stage(self._app, resources_of, self._time)
+            stage = Stage(resources_of, self._time, self._resolve)
             for jobs in turns:
                 for job, outcome in zip(jobs, await stage.arun(jobs), strict=True):
                     event = self._settle(job, outcome)
@@ -446,9 +638,7 @@ class Box:
     def _handle(
         self, job: RecordedJob, name: str, read: ReadResult, *, deduplicated: bool = False
     ) -> JobHandle[Any]:
-        return RecordedHandle(
-            job.queue, job.id, name, deduplicated, None, read, job, lambda: self.now
-        )
+        return RecordedHandle(job.queue, job.id, name, deduplicated, None, read, job, self)
 
     def _standing_for(self, new: RecordedJob) -> RecordedJob | None:
         """Return the existing job with the new job's id or dedup key, if any."""
@@ -469,16 +659,47 @@ class Box:
         for turn in count():
             # A job that enqueues others in inline mode is still running.
             waiting = [job for job in self.jobs if job.state in _RUNNABLE and job.run is None]
+            waiting = [job for job in waiting if not self._needs_answer(job)]
             if until is not None:
+                waiting += self._end_waits(until)
                 waiting += self._scheduled(min((job.due for job in waiting), default=until), until)
                 waiting = [job for job in waiting if job.due <= until]
+            elif self._inline:
+                waiting += self._end_waits(math.inf, only="sleep")
             if not waiting:
                 return
             if turn == limit:
                 raise TaskbullError(f"Jobs are left after {limit} turns. Endless retries?")
             first = min(waiting, key=_turn)
             self.now = max(self.now, first.due)
-            yield self._together(first, waiting)
+            yield self._together(self._first_in_turn(first, waiting), waiting)
+
+    def _first_in_turn(self, first: RecordedJob, waiting: list[RecordedJob]) -> RecordedJob:
+        """Return the due job of the group whose turn it is, in the queue of the first job."""
+        due = [job for job in waiting if job.due <= self.now and job.queue == first.queue]
+        if all(job.options.group is None for job in due):
+            return first
+        groups = {job.options.group for job in due}
+        turns = self._group_turns.setdefault(first.queue, {})
+        for gone in turns.keys() - groups:
+            del turns[gone]
+        for job in sorted(due, key=_turn):
+            turns.setdefault(job.options.group, next(self._turn_numbers))
+        group = min(turns, key=lambda group: turns[group])
+        turns[group] = next(self._turn_numbers)
+        return min((job for job in due if job.options.group == group), key=_turn)
+
+    def _end_waits(self, until: float, only: str = "") -> list[RecordedJob]:
+        """Return the jobs whose waits of a kind end by `until` without a signal."""
+        found: list[RecordedJob] = []
+        for job in self.jobs:
+            if job.awaited is None or not job.awaited.startswith(only):
+                continue
+            due = job.wait_due(self.now)
+            if job.state is JobState.WAITING_CHILDREN and due is not None and due <= until:
+                job.due = due
+                found.append(job)
+        return found
 
     def _together(self, first: RecordedJob, waiting: list[RecordedJob]) -> list[RecordedJob]:
         task = self._app.tasks.get(first.name)
@@ -559,6 +780,35 @@ class Box:
         if check and failed is not None:
             cause = failed.failure.error if failed.failure else None
             raise failure_of(failed) from cause
+
+
+def answer_route(task: RemoteTask[..., Any], answer: Any) -> Route:
+    """Return the route that runs the jobs of a remote task with an answer."""
+
+    def checked(value: Any) -> Any:
+        value = payload.with_text_keys(value, "result")
+        try:
+            task.read_result(payload.encode(value, "result"))
+        except ConversionError as misfit:
+            raise TypeError(f"{task.name}(): the answer is wrong: {misfit}") from None
+        return value
+
+    read, policy = task.reader(), task.settings.policy
+    call = by_keyword(answer, task.calling.binder) if callable(answer) else None
+    if call is None:
+        value = checked(answer)
+        return Route(lambda _: value, policy, execution_mode=ExecutionMode.THREAD)
+    if not inspect.iscoroutinefunction(answer):
+        return Route(
+            lambda job: checked(call(**read(job.job.raw_data))),
+            policy,
+            execution_mode=ExecutionMode.THREAD,
+        )
+
+    async def acall(job: RunningJob) -> Any:
+        return checked(await call(**read(job.job.raw_data)))
+
+    return Route(acall, policy)
 
 
 @contextmanager
@@ -660,8 +910,8 @@ def _turn(job: RecordedJob) -> tuple[float, int, int]:
     return job.due, job.options.priority, job.number
 
 
-def _seconds_of(time: Mapping[str, float]) -> float:
-    passed = timedelta(**time).total_seconds()
+def _seconds_of(duration: Duration, time: Mapping[str, float]) -> float:
+    passed = seconds("duration", duration) + timedelta(**time).total_seconds()
     if passed < 0:
         raise refusal("the time that passes", "not be negative", timedelta(**time))
     return passed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import copy_context
@@ -14,22 +13,28 @@ import anyio
 from anyio import CancelScope, Event, create_task_group
 from anyio.from_thread import start_blocking_portal
 
-from taskbull.app.app import App, dispatch_of
+from taskbull.app.app import App
 from taskbull.app.group import Resources
+from taskbull.core import events
 from taskbull.core.declared_schedule import DeclaredSchedule
-from taskbull.core.job import ExecutionMode
-from taskbull.core.middleware import current
+from taskbull.core.job import ExecutionMode, Job, current
 from taskbull.core.outcome import Complete, Discard, Fail, Outcome
 from taskbull.core.schedule import Cron, Every
 from taskbull.errors import ConfigurationError
 from taskbull.queue.handle import in_event_loop
 from taskbull.store.backend import Waiter, waiters
-from taskbull.testing.record import WORKER_ID, BoxPort
-from taskbull.testing.recorded_job import RecordedJob
-from taskbull.worker.attempt import Executor
+from taskbull.testing.recorded_job import WORKER_ID, BoxPort, RecordedJob
+from taskbull.worker.attempt import Executor, Route
 from taskbull.worker.batch import BatchCall, BatchMember, BatchRules, Perform, is_called_alone
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import JobEnvironment, RunningJob, enter_batch, leave_batch
+from taskbull.worker.running_job import (
+    JobEnvironment,
+    RunningJob,
+    enter_batch,
+    enter_slot,
+    job_thread,
+    leave_batch,
+)
 from taskbull.worker.threads import ThreadPool
 
 # Batches. A box has all due jobs of a batch available, so nothing waits for more.
@@ -179,6 +184,9 @@ def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
 ResourcesOf: TypeAlias = Callable[[str], Any]
 """A function that returns the resources for the jobs of a task."""
 
+Resolve: TypeAlias = Callable[[Job], Route]
+"""A function that returns the route for a job."""
+
 InLoop: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, list[Outcome]]]], list[Outcome]]
 """A function that runs an async function in an event loop, for sync code."""
 
@@ -192,12 +200,12 @@ class Stage:
 
     def __init__(
         self,
-        app: App,
         resources_of: ResourcesOf,
         now: Callable[[], float],
+        resolve: Resolve,
         in_loop: InLoop = _nowhere,
     ) -> None:
-        self._app = app
+        self._resolve = resolve
         self._resources_of = resources_of
         self._now = now
         self._in_loop = in_loop
@@ -212,7 +220,7 @@ class Stage:
 
     def call_hook(self, hook: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Call a hook in this thread, or in an event loop if it is an `async def`."""
-        if not inspect.iscoroutinefunction(hook):
+        if not events.is_async(hook):
             hook(*args)
             return
 
@@ -224,7 +232,7 @@ class Stage:
 
     async def acall_hook(self, hook: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Await a hook, or call it in a thread if it is a plain function."""
-        if inspect.iscoroutinefunction(hook):
+        if events.is_async(hook):
             await hook(*args)
         else:
             await anyio.to_thread.run_sync(partial(hook, *args))
@@ -248,20 +256,20 @@ class Stage:
     async def _attempt(
         self, recorded: RecordedJob, threads: ThreadPool | None, batches: Rendezvous | None
     ) -> Outcome:
-        record = BoxPort(recorded)
+        def wall_ms() -> int:
+            return recorded.wall_ms(self._now())
+
+        record = BoxPort(recorded, wall_ms)
+        recorded.awaited = None
         environment = JobEnvironment(
-            recorded.queue,
-            WORKER_ID,
-            lambda _: record,
-            self._resources_of,
-            lambda: recorded.wall_ms(self._now()),
+            recorded.queue, WORKER_ID, lambda _: record, self._resources_of, wall_ms
         )
-        executor = Executor(
-            environment, dispatch_of(self._app).resolve, threads=threads, batches=batches
-        )
+        executor = Executor(environment, self._resolve, threads=threads, batches=batches)
         with _running(recorded) as run:
             if threads is None:  # Without threads there is no event loop, so no cancel scope.
-                return _heeding(run, await executor.attempt(run))
+                with job_thread():
+                    return _heeding(run, await executor.attempt(run))
+            enter_slot()
             with CancelScope() as scope:
                 return _heeding(run, await executor.attempt(run, scope))
             return run.stopped()  # The scope was cancelled.
@@ -269,14 +277,14 @@ class Stage:
     def _is_plain(self, recorded: RecordedJob) -> bool:
         """Return True if a job needs no event loop: a sync function without async middleware."""
         try:
-            route = dispatch_of(self._app).resolve(recorded.as_job())
+            route = self._resolve(recorded.as_job())
         except ConfigurationError:  # The job fails with this error when it runs.
             return False
         return route.execution_mode is not ExecutionMode.LOOP and not route.layers
 
     def _is_batch(self, recorded: RecordedJob) -> bool:
         try:
-            return dispatch_of(self._app).resolve(recorded.as_job()).batch is not None
+            return self._resolve(recorded.as_job()).batch is not None
         except ConfigurationError:
             return False
 
@@ -336,7 +344,7 @@ def _resources(app: App) -> dict[bool, Resources]:
 
 @contextmanager
 def stage_for(
-    app: App, given: Given | None, now: Callable[[], float], backend: str
+    app: App, given: Given | None, now: Callable[[], float], resolve: Resolve, backend: str
 ) -> Generator[Stage]:
     """Provide a stage for sync code.
 
@@ -345,12 +353,12 @@ def stage_for(
     """
     if given is not None or not any(_resources(app).values()):
         value = None if given is None else given.value
-        yield Stage(app, lambda _: value, now, partial(_run_in_new_loop, backend))
+        yield Stage(lambda _: value, now, resolve, partial(_run_in_new_loop, backend))
         return
     with start_blocking_portal(backend) as portal:
         opened = portal.wrap_async_context_manager(open_resources(app, given))
         with opened as resources_of:
-            yield Stage(app, resources_of, now, portal.call)
+            yield Stage(resources_of, now, resolve, portal.call)
 
 
 def _run_in_new_loop(

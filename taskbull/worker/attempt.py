@@ -10,17 +10,20 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from random import random
 from time import monotonic
+from types import FrameType
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
-from anyio import CancelScope
+import msgspec
+from anyio import CancelScope, move_on_after
 from msgspec import Struct
 
-from taskbull.core.job import ExecutionMode, Job
-from taskbull.core.middleware import CallNext, Middleware, compose
+from taskbull.core.job import CallNext, ExecutionMode, Job, Middleware, compose
 from taskbull.core.outcome import (
     AwaitChildren,
     Complete,
@@ -28,21 +31,40 @@ from taskbull.core.outcome import (
     Outcome,
     SnoozeFor,
     expired,
+    format_stack,
+    frames_of,
     in_time,
 )
 from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, failure_before_run
+from taskbull.core.steps import SIGNAL_JOB, WAIT_JOB, check_signal_name
 from taskbull.core.validation import refusal
 from taskbull.core.wire.job import encode_value
-from taskbull.errors import ProcessUnavailable, Snooze
+from taskbull.errors import (
+    ConfigurationError,
+    JobNotFound,
+    PermanentError,
+    ProcessUnavailable,
+    Snooze,
+    TaskbullError,
+    WrongState,
+)
 from taskbull.observability.logs import cut, one_line
+from taskbull.scripts.change import encode_signal
 from taskbull.worker.batch import Batch, BatchRules, Gathering
-from taskbull.worker.clock import loop_offset
-from taskbull.worker.fork import end_child_of
+from taskbull.worker.pool.messages import Json, check_size, opened, outcome_of, remote_error_of
 from taskbull.worker.pool.pool import ProcessPool
-from taskbull.worker.pool.results import Json, check_size, opened, outcome_of, remote_error_of
-from taskbull.worker.run import NotBegun, Run
-from taskbull.worker.running_job import JobEnvironment, RunningJob, enter, leave, run_of
-from taskbull.worker.threads import ThreadDispatcher, ThreadPool
+from taskbull.worker.run import NotBegun, ResultCheck, Run, end_child_of, loop_offset
+from taskbull.worker.running_job import (
+    JobEnvironment,
+    RunningJob,
+    ending_of,
+    enter,
+    leave,
+    port_of,
+    run_of,
+    stopped_by,
+)
+from taskbull.worker.threads import ThreadCall, ThreadDispatcher, ThreadPool
 
 # Outcomes.
 
@@ -54,16 +76,24 @@ RELEASE_PAUSE: Final = 5.0
 
 _NOTHING = Complete()
 
+# This is the only way to inspect another thread's stack.
+_current_frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
 
 def returned(run: Run, value: Any) -> Complete | Fail:
     """Return the outcome of a job whose function returned a value."""
     if run.cancel_seen:
         return run.stopped()
-    if value is None:
+    if run.steps is not None and (stopped := stopped_by(run)) is not None:
+        raise stopped  # The function has caught it.
+    check = run.check_result
+    if value is None and (check is None or value.__class__ in check[0]):
         return _NOTHING
-    if value.__class__ is Json:
-        return Complete(value.raw)
-    return Complete(encode_value(value, run.job.options.result_limit))
+    limit = run.job.options.result_limit
+    raw: bytes = value.raw if isinstance(value, Json) else encode_value(value, limit)
+    if check is not None and value.__class__ not in check[0]:
+        check[1](raw)
+    return Complete(raw)
 
 
 class OutcomeDecider:
@@ -96,6 +126,7 @@ class OutcomeDecider:
         job = run.job
         if run.interrupted or run.cancel_seen:
             return run.stopped(error)
+        error = ending_of(run, error)
         remote = remote_error_of(error)  # A pool process has already decided.
         outcome = None if remote is None else outcome_of(remote, run)
         if outcome is None:
@@ -156,6 +187,8 @@ class Route(Struct, frozen=True, dict=True):
     batch: BatchRules | None = None
     """Rules for a batch task. The function is then called with a `Batch` and returns one result per
     job. Middleware still wraps each job separately."""
+    check_result: ResultCheck | None = None
+    """The check for results. None accepts all results."""
 
     @cached_property
     def is_awaited(self) -> bool:
@@ -189,7 +222,39 @@ def always(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Resolv
     route = Route(
         handler, policy, execution_mode=ExecutionMode.LOOP if is_async else ExecutionMode.THREAD
     )
-    return lambda _: route
+    return lambda job: _SYSTEM_ROUTES.get(job.name, route)
+
+
+# Jobs that taskbull adds, or that Node adds for it: the ends of waits, and signals.
+
+
+async def _end_wait(job: RunningJob) -> dict[str, Any] | None:
+    """Return the value that another client has stored in a wait's job. None means a timeout."""
+    data = job.data
+    return {"value": data["value"]} if isinstance(data, dict) and "value" in data else None
+
+
+class _Signal(Struct):
+    job: str
+    name: str
+    value: Any = None
+
+
+async def _send_signal(job: RunningJob) -> None:
+    try:
+        signal = msgspec.convert(job.data, _Signal)
+        name, raw = check_signal_name(signal.name), encode_signal(signal.value)
+        await port_of(job).acall("send_signal", signal.job, name, raw)
+    except (msgspec.ValidationError, ConfigurationError, JobNotFound, WrongState) as error:
+        raise PermanentError(str(error)) from error
+
+
+_SYSTEM_ROUTES: Final = {WAIT_JOB: Route(_end_wait), SIGNAL_JOB: Route(_send_signal)}
+
+
+def system_route(name: str) -> Route | None:
+    """Return the route of a job that every worker can run, whatever its tasks."""
+    return _SYSTEM_ROUTES.get(name)
 
 
 # Time limits.
@@ -236,6 +301,9 @@ class TimeLimit:
 
 
 G = TypeVar("G")
+
+_FLUSH_LIMIT = 1.0
+"""Seconds to write the last items of a process."""
 
 _OUR_SHARE = 0.1
 """Share of a timeout that a job may spend waiting for Redis and still be failed for the timeout."""
@@ -302,6 +370,7 @@ class Executor:
         try:
             route = self._resolve(job)
             run.policy = route.policy
+            run.check_result = route.check_result
             # The timeout of a batch applies to its call, which starts later.
             timeout = None if route.batch else job.options.timeout or route.timeout
             running = RunningJob(run, self._environment)
@@ -424,7 +493,10 @@ class Executor:
         limit: TimeLimit | None,
         _: RunningJob,
     ) -> Any:
-        [result] = await processes.run([running], route.grace, limit)
+        try:
+            [result] = await processes.run([running], route.grace, limit)
+        finally:
+            await _flush_stream(running)
         if isinstance(result, Exception):
             raise result
         return opened(result, read=bool(route.layers))
@@ -436,11 +508,43 @@ class Executor:
         return [opened(result, read=bool(route.layers)) for result in results]
 
 
+async def _flush_stream(running: RunningJob) -> None:
+    """Write the last items of a process that died or was stopped."""
+    port = run_of(running).port
+    if port is not None and port.has_stream:
+        with move_on_after(_FLUSH_LIMIT, shield=True), suppress(TaskbullError):
+            await port.acall("flush_stream")
+
+
 def _timed_out(reason: str, run: Run) -> TimeoutError:
     error = TimeoutError(reason)
     if run.halted_at:
         error.add_note(f"Its process was ended here:\n{run.halted_at}")
+    elif (frames := thread_frames(run)) is not None:
+        error.add_note(f"Its thread is here:\n{format_stack(frames)}")
     return error
+
+
+def thread_frames(run: Run) -> list[FrameType] | None:
+    """Return the frames of the thread that runs the job's function, or None if none does."""
+    for innermost in _current_frames().values():
+        frames = frames_of(innermost)
+        for place, frame in enumerate(frames):
+            if frame.f_code is ThreadPool.run_calls.__code__:
+                call = frame.f_locals.get("call")
+                if isinstance(call, ThreadCall) and _is_for(run, call.args):
+                    return frames[place + 1 :]
+    return None
+
+
+def _is_for(run: Run, args: tuple[Any, ...]) -> bool:
+    """Return True if a function is called with the job, or with a batch that contains it."""
+    for each in args:
+        if isinstance(each, RunningJob) and run_of(each) is run:
+            return True
+        if isinstance(each, Batch) and any(run_of(job) is run for job in each.jobs):
+            return True
+    return False
 
 
 def _begin(function: SyncHandler, running: RunningJob) -> Any:

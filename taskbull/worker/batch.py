@@ -28,9 +28,8 @@ from msgspec import Struct, field
 from taskbull.core.job import Job
 from taskbull.errors import LockLost, PermanentError
 from taskbull.store.backend import Waiter, waiters, wake
-from taskbull.worker.clock import Alarm, Clock
-from taskbull.worker.run import NotBegun, ends_the_slot
-from taskbull.worker.running_job import RunningJob, enter_batch
+from taskbull.worker.run import Alarm, Clock, NotBegun, Run, ends_the_slot
+from taskbull.worker.running_job import RunningJob, enter_batch, run_of
 
 
 class BatchRules(Struct, frozen=True):
@@ -350,6 +349,14 @@ class BatchCollector:
             error = raised
         self._here.subtract(member.job.queue for member in call.remaining())
         call.end(results, error)
+
+    @classmethod
+    def runs(cls, frame: FrameType, run: Run) -> bool:
+        """Return True if a frame runs a batch with this job."""
+        if frame.f_code is not cls._perform.__code__:
+            return False
+        call: BatchCall = frame.f_locals["call"]
+        return any(run_of(member.job) is run for member in call.members)
 
     @classmethod
     def job_in(cls, frame: FrameType) -> Job | None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.keys import QueueKeys
+from taskbull.core.options import WorkerOptions
+from taskbull.core.retry import CircuitBreaker
 from taskbull.store.async_store import Store
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.batch import Batches
-from taskbull.worker.clock import Alarm, Clock
-from taskbull.worker.limits import Circuit, Quarantine
+from taskbull.worker.demand import Circuit, Quarantine
 from taskbull.worker.pool.pool import ProcessPool
-from taskbull.worker.reporting import Reporter
-from taskbull.worker.run import ReadyJobs, Runs
+from taskbull.worker.run import Alarm, Clock, ReadyJobs, Reporter, Runs
 from taskbull.worker.running_job import no_resources
+from taskbull.worker.streaming import StreamWriter
 from taskbull.worker.threads import ThreadPool
 
 PAUSE_PER_QUEUE = 0.05
@@ -41,6 +41,9 @@ class QueueContext:
         batches: Batches | None = None,
         resources_of: Callable[[str], Any] = no_resources,
         breaker: CircuitBreaker | None = None,
+        started_ms: int = 0,
+        options: WorkerOptions | None = None,
+        streams: StreamWriter | None = None,
     ) -> None:
         self.keys = keys
         self.worker_id = worker_id
@@ -53,10 +56,17 @@ class QueueContext:
         self.quarantine = quarantine
         self.batches = batches or Batches(clock, {})
         self.resources_of = resources_of
+        self.streams = streams or StreamWriter(store)
         self.alarm = Alarm(clock)
         self.runs = Runs()
         self.ready = ReadyJobs()
         self.circuit = None if breaker is None else Circuit(breaker, reporter, clock, self.alarm)
+        self.started_ms = started_ms
+        """Time when the worker started, in milliseconds since 1970. All its queues have the same
+        value."""
+        self.is_quiet = False
+        """True while the worker fetches no jobs on request."""
+        self.options = options or WorkerOptions()
         self.quiet_until = 0.0
         """Time until which jobs drop progress and log lines without waiting, by
         `time.monotonic`."""

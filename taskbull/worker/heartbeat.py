@@ -20,10 +20,9 @@ from anyio import CancelScope, Event, move_on_after
 from msgspec import Struct
 
 from taskbull.core import events
-from taskbull.core.failure import is_ours
 from taskbull.core.job import Job
 from taskbull.core.options import WorkerOptions
-from taskbull.core.outcome import Discard, Loss
+from taskbull.core.outcome import Discard, Loss, is_ours
 from taskbull.core.validation import to_ms
 from taskbull.errors import ServerUnavailable, TaskbullError
 from taskbull.observability.logs import cut
@@ -32,10 +31,9 @@ from taskbull.store.address import Endpoint
 from taskbull.store.backend import poster
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.batch import BatchCollector
+from taskbull.worker.consumer import Runner
 from taskbull.worker.context import QueueContext
-from taskbull.worker.reporting import Reporter
-from taskbull.worker.run import Run
-from taskbull.worker.runner import Runner
+from taskbull.worker.run import Reporter, Run
 
 # The watchdog.
 

@@ -6,7 +6,6 @@ time: it is queued and runs beside the jobs, after Redis has accepted the outcom
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +16,9 @@ from anyio import Event, create_task_group, move_on_after
 from msgspec.structs import replace
 
 from taskbull.core import events
-from taskbull.core.cancelling import cancelled
 from taskbull.core.events import FailureHook, SuccessHook
 from taskbull.core.job import Job
+from taskbull.core.outcome import cancelled
 from taskbull.errors import TaskbullError
 from taskbull.observability.logs import cut
 from taskbull.scripts.change import register_hooks, take_ended
@@ -196,7 +195,7 @@ class Hooks:
         args: Callable[[], Args],
     ) -> None:
         try:
-            if inspect.iscoroutinefunction(function):
+            if events.is_async(function):
                 await function(*args())
             else:
                 await threads.run(function, *args())

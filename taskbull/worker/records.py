@@ -43,7 +43,7 @@ from taskbull.scripts.records import (
 from taskbull.store.backend import on_trio
 from taskbull.worker.context import PAUSE_PER_QUEUE, QueueContext
 from taskbull.worker.pool.pool import ProcessPool
-from taskbull.worker.shutdown import Shutdown
+from taskbull.worker.run import SKEW, Shutdown
 from taskbull.worker.threads import ThreadPool
 
 # Error counts, kept until they are written.
@@ -53,15 +53,16 @@ _OTHERS = ErrorFingerprint("", "", "other")
 
 
 class FailedAttempts:
-    """Counts of failed attempts by kind of error, with a limited number of kinds per queue.
+    """Counts of attempts that failed and are retried, by kind of error.
 
-    Both retried and final failures count.
+    The number of kinds per queue is limited. Jobs that failed permanently are stored with their
+    errors, so they need no count.
     """
 
     def __init__(self) -> None:
         self._counted: defaultdict[str, dict[ErrorFingerprint, int]] = defaultdict(dict)
 
-    def on_event(self, event: events.Failed | events.Retried) -> None:
+    def on_event(self, event: events.Retried) -> None:
         """Count one failed attempt."""
         failure, counted = event.failure, self._counted[event.queue]
         stack = failure.stack
@@ -126,9 +127,11 @@ class Recorder:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._register)
                 tasks.start_soon(self._stop, shutdown)
-                looks_at = current_time()
+                looks_at, was_quiet = current_time(), False
                 while True:
-                    if current_time() >= looks_at:
+                    is_quiet = self._contexts[0].is_quiet
+                    if current_time() >= looks_at or is_quiet is not was_quiet:
+                        was_quiet = is_quiet
                         looks_at = current_time() + min(BUSY, len(self._pages) * _PAUSE_PER_QUEUE)
                         await self._write(stopping=shutdown.begun)
                     due = current_time() + PULSE
@@ -201,9 +204,9 @@ class _Page:
             self._errors_at = now
             calls = self._errors()
         age, written, context = now - self._written_at, self._written, self._context
-        is_quiet = not context.runs and not written.running and context.circuit is None
-        has_changed = state["stopping"] is not written.stopping
-        if not is_quiet or age >= IDLE or has_changed:
+        is_idle = not context.runs and not written.running and context.circuit is None
+        has_changed = (state["stopping"], context.is_quiet) != (written.stopping, written.quiet)
+        if not is_idle or age >= IDLE or has_changed:
             record = self._now(state)
             if age >= IDLE or has_changed or (age >= BUSY and _is_news(record, written)):
                 self._written, self._written_at = record, now
@@ -240,7 +243,16 @@ class _Page:
                 until_ms = context.clock.wall_ms() + round(left * 1000)
             circuit = BreakerRecord(context.circuit.state, until_ms, failures)
         running, at_ms = context.runs.running(), context.clock.wall_ms()
-        return replace(self._about, running=running, circuit=circuit, at_ms=at_ms, **state)
+        skew = context.clock.skew if abs(context.clock.skew) >= SKEW else 0.0
+        return replace(
+            self._about,
+            running=running,
+            circuit=circuit,
+            at_ms=at_ms,
+            skew=round(skew, 1),
+            quiet=context.is_quiet,
+            **state,
+        )
 
 
 def _is_news(record: WorkerRecord, written: WorkerRecord) -> bool:
@@ -265,7 +277,7 @@ def _about(
         version=__version__,
         python=platform.python_version(),
         backend="trio" if on_trio() else "asyncio",
-        started_ms=context.clock.wall_ms(),
+        started_ms=context.started_ms,
         concurrency=options.concurrency,
         tasks=names or None,
         limiter=None if limiter is None else (limiter.max, limiter.duration),
@@ -398,6 +410,7 @@ class Sampler:
             self._chosen.add(queue)
             for sink in self._sinks:
                 sink.sampled(queue, sample.counts, _age(context, sample.waiting_since_ms))
+                sink.groups_sampled(queue, sample.group_jobs)
         elif queue in self._chosen:  # Another worker may still sample it otherwise.
             self._forget(queue)
 

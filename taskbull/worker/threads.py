@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from taskbull.core.outcome import Outcome, Release
 from taskbull.store.backend import Waiter, poster, waiters, wake
-from taskbull.worker.fork import end_child_of
-from taskbull.worker.run import Run
+from taskbull.worker.run import Run, end_child_of
+from taskbull.worker.running_job import job_thread
 
 # The thread pool.
 
@@ -37,13 +37,6 @@ class Stoppable(Protocol):
     def go_on(self) -> None:
         """Resume the clock."""
         ...
-
-
-class CallOwner(Protocol):
-    """An object that may withdraw its call, such as a `Run`."""
-
-    call: Any
-    """The unfinished call, or None. See `Run.call`."""
 
 
 class ThreadCall(Struct, eq=False):
@@ -119,7 +112,7 @@ class ThreadPool:
         /,
         *args: Any,
         clock: Stoppable | None = None,
-        owner: CallOwner | None = None,
+        owner: Run | None = None,
     ) -> Any:
         """Run a function in a thread, in the caller's context, and return its result.
 
@@ -212,9 +205,14 @@ class ThreadPool:
             clock.stop()
         self._queue.put(call)
         if another:
-            Thread(target=self._work, name=f"taskbull-{self._threads}", daemon=True).start()
+            Thread(target=self._run_thread, name=f"taskbull-{self._threads}", daemon=True).start()
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
+        with job_thread():
+            self.run_calls()
+
+    def run_calls(self) -> None:
+        """Run calls until `close`. The stacks of jobs begin after the frame of this function."""
         while (call := self._queue.get()) is not None:
             call.begun = True
             if call.clock is not None:

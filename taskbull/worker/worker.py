@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import re
 import secrets
 import socket
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import (
     AbstractAsyncContextManager,
     asynccontextmanager,
@@ -24,42 +31,39 @@ from typing import Any, TypeAlias, TypeVar
 from anyio import CancelScope, Event, create_task_group, current_time, move_on_after, sleep_forever
 
 from taskbull.core import events
-from taskbull.core.breaker import BreakerState, CircuitBreaker
 from taskbull.core.declared_schedule import DeclaredSchedules
-from taskbull.core.failure import leaves
-from taskbull.core.keys import PREFIX
+from taskbull.core.keys import PREFIX, JobState
 from taskbull.core.options import NO_RULES, QueueOptions, WorkerOptions
-from taskbull.core.retry import NO_POLICY, RetryPolicy
-from taskbull.core.states import JobState
+from taskbull.core.outcome import leaves
+from taskbull.core.retry import NO_POLICY, BreakerState, CircuitBreaker, RetryPolicy
 from taskbull.core.validation import check_type, from_ms, refusal
 from taskbull.errors import ConfigurationError, ConnectionLost, InvalidReply, MaybeExecuted
 from taskbull.observability.logs import LogLines
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics, application_metrics
-from taskbull.scripts.browse import get_next_due_ms
+from taskbull.scripts.browse import get_next_due_ms, get_time
 from taskbull.scripts.call import Request
-from taskbull.scripts.change import is_paused
+from taskbull.scripts.change import QuietRequest, is_paused
 from taskbull.scripts.read import count_jobs
-from taskbull.scripts.servers import get_time
 from taskbull.store.address import Address, Namespace, Where, address_of
 from taskbull.store.async_store import Store, open_store
 from taskbull.store.backend import running_beside
 from taskbull.store.connection import ConnectionOptions
+from taskbull.store.credentials import AskCredentials
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.attempt import Handler, Resolve, SyncHandler, always
 from taskbull.worker.batch import Batches
-from taskbull.worker.clock import Clock
-from taskbull.worker.consumer import Consumer
+from taskbull.worker.consumer import CancelledParents, Consumer, ScheduleWriter
 from taskbull.worker.context import QueueContext
+from taskbull.worker.cycle import Cycle
+from taskbull.worker.demand import Quarantine
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.hooks import Hooked, Hooks
-from taskbull.worker.limits import Quarantine
-from taskbull.worker.maintenance import CancelledParents, ScheduleWriter
 from taskbull.worker.pool.pool import PoolPlan, ProcessPool, pool_running
 from taskbull.worker.records import FailedAttempts, Recorder, Sampler
-from taskbull.worker.reporting import Availability, Listener, Listeners, Reporter
+from taskbull.worker.run import Availability, Clock, Listener, Listeners, Reporter, Shutdown
 from taskbull.worker.running_job import job_of
-from taskbull.worker.shutdown import Shutdown
-from taskbull.worker.stop_requests import watch_cancel_requests
+from taskbull.worker.stop_requests import watch_requests
+from taskbull.worker.streaming import StreamWriter
 from taskbull.worker.threads import ThreadPool
 
 # The end of a burst.
@@ -175,6 +179,7 @@ class Worker:
         handler: Function that takes a job and returns a JSON value. It runs in a thread unless it
             is an `async def`.
         redis: Redis URL or redis-py client.
+        credentials: Function that returns a password or (user, password) for each new connection.
         options: Settings of the worker, such as its concurrency per queue.
         queue_options: Settings of single queues, which take precedence over `options`.
         resolve: Function that returns the route of a job, instead of `handler`.
@@ -200,6 +205,7 @@ class Worker:
         queue_options: Mapping[str, QueueOptions] | None = None,
         prefix: str = PREFIX,
         hash_tag: bool | None = None,
+        credentials: AskCredentials | None = None,
         resolve: Resolve | None = None,
         policy: RetryPolicy = NO_POLICY,
         circuit_breaker: CircuitBreaker | Mapping[str, CircuitBreaker] | None = None,
@@ -214,7 +220,7 @@ class Worker:
         check_type("options", options, WorkerOptions, "be WorkerOptions")
         self.options = options
         self.id = options.worker_id or make_worker_id()
-        self.namespace = Namespace(address_of(redis), prefix, hash_tag)
+        self.namespace = Namespace(address_of(redis, credentials), prefix, hash_tag)
         names = [queues] if isinstance(queues, str) else list(queues)
         if not names or len(set(names)) < len(names):
             raise refusal("queues", "be one queue name, or several different ones", queues)
@@ -239,7 +245,6 @@ class Worker:
         self.on(events.Failed, self._parents.on_event)
         self._attempts = FailedAttempts()
         if options.records:
-            self.on(events.Failed, self._attempts.on_event)
             self.on(events.Retried, self._attempts.on_event)
         self._is_running = False  # set before the start, which takes a while
         self._consumers: dict[str, Consumer] = {}  # only while it runs
@@ -283,7 +288,7 @@ class Worker:
             ConfigurationError: If an argument is invalid.
         """
         events.check_listener(kind, listener, thread=thread)
-        if thread or inspect.iscoroutinefunction(listener):
+        if thread or events.is_async(listener):
             self._hooks.is_used = True
             listener = self._hooks.listener(listener)
         self._listeners.on(kind, listener)
@@ -313,8 +318,47 @@ class Worker:
         if queue not in self._keys:
             raise refusal("queue", f"be one of this worker's ({', '.join(self._keys)})", queue)
         if queue in self._consumers:
-            return self._consumers[queue].circuit_state
+            circuit = self._consumers[queue].context.circuit
+            return None if circuit is None else circuit.state
         return BreakerState.CLOSED if queue in self._breakers else None
+
+    @property
+    def is_quiet(self) -> bool:
+        """True while the worker fetches no jobs from any queue. See `quiet`."""
+        consumers = self._consumers.values()
+        return bool(consumers) and all(each.context.is_quiet for each in consumers)
+
+    def quiet(self) -> None:
+        """Stop fetching jobs until `resume` is called. Running jobs continue.
+
+        Call it in the worker's event loop while the worker runs. Other workers of its queues are
+        not affected.
+
+        Example:
+            >>> async with worker.running():
+            ...     worker.quiet()
+        """
+        self._set_quiet(self._consumers.values(), is_quiet=True)
+
+    def resume(self) -> None:
+        """Fetch jobs again after `quiet`."""
+        self._set_quiet(self._consumers.values(), is_quiet=False)
+
+    def _set_quiet(self, consumers: Iterable[Consumer], *, is_quiet: bool) -> None:
+        was_quiet = self.is_quiet
+        for consumer in consumers:
+            if consumer.context.is_quiet is not is_quiet:
+                consumer.cycle.set_quiet(is_quiet)
+        if self.is_quiet and not was_quiet:
+            logger.info("Worker %s is quiet: it fetches no jobs until it is resumed", self.id)
+        elif was_quiet and not self.is_quiet:
+            logger.info("Worker %s fetches jobs again", self.id)
+
+    def _on_quiet(self, consumer: Consumer, request: QuietRequest) -> None:
+        # A former worker with the same id may have left requests.
+        started = str(consumer.context.started_ms)
+        if (request.worker_id, request.started) == (self.id, started):
+            self._set_quiet([consumer], is_quiet=request.is_quiet)
 
     async def run(self, *, burst: bool = False) -> None:
         """Run until cancelled, then stop gracefully.
@@ -331,9 +375,10 @@ class Worker:
 
     async def until_idle(self) -> None:
         """Wait until no job is running or available in any queue. The worker must be running."""
-        while busy := [one for one in self._consumers.values() if not one.is_idle]:
-            for consumer in busy:
-                await consumer.until_idle()
+        cycles = [consumer.cycle for consumer in self._consumers.values()]
+        while busy := [cycle for cycle in cycles if not cycle.idle()]:
+            for cycle in busy:
+                await cycle.until(Cycle.idle)
 
     async def empty(self) -> None:
         """Wait until the worker is idle. Deprecated: use `until_idle`."""
@@ -403,6 +448,7 @@ class Worker:
         contexts = [consumer.context for consumer in consumers]
         async with create_task_group() as upkeep:
             await upkeep.start(contexts[0].batches.run)  # shared by all queues
+            upkeep.start_soon(contexts[0].streams.run)  # All queues share it.
             is_clock_right = Event()
             upkeep.start_soon(
                 self._clock.follow, partial(self._ask_time, contexts[0].store), is_clock_right
@@ -416,7 +462,7 @@ class Worker:
             # In a Cluster, one read cannot include streams on several nodes.
             together = [[one] for one in consumers] if self.address.clustered else [consumers]
             for group in together:
-                upkeep.start_soon(watch_cancel_requests, group, self._hooks)
+                upkeep.start_soon(watch_requests, group, self._hooks, self._on_quiet)
             if self._metrics:
                 sampler = Sampler(
                     contexts, threads, self.options, self.id, self._metrics, self._tasks
@@ -439,7 +485,7 @@ class Worker:
                                 await shutdown.wait()
                             finally:  # Do this first, so that released jobs are not fetched again.
                                 for consumer in consumers:
-                                    consumer.stop_taking()
+                                    consumer.cycle.stop_taking()
                             waiting.cancel_scope.cancel()
                 with move_on_after(FLUSH_LIMIT):
                     async with create_task_group() as flushing:
@@ -468,7 +514,9 @@ class Worker:
     ) -> dict[str, Consumer]:
         consumers: dict[str, Consumer] = {}
         quarantine = Quarantine()
+        started_ms = self._clock.wall_ms()
         batches = Batches(self._clock, self.concurrency)
+        streams = StreamWriter(store)
         for name, keys in self._keys.items():
             context = QueueContext(
                 keys=keys,
@@ -483,6 +531,9 @@ class Worker:
                 batches=batches,
                 resources_of=resources_of,
                 breaker=self._breakers.get(name),
+                started_ms=started_ms,
+                options=self.options,
+                streams=streams,
             )
             rules = self._rules[name]
             schedules = None

@@ -15,15 +15,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Final, TypeAlias, TypeVar
+from uuid import uuid4
 
 import anyio
 from msgspec import Struct
+from msgspec.structs import replace
 
-from taskbull.core.failure import causes
-from taskbull.core.flow import Children
+from taskbull.core.job import Children
 from taskbull.core.options import KEEP_LOGS
+from taskbull.core.outcome import causes
+from taskbull.core.steps import StepCall, StepKind
 from taskbull.core.validation import from_ms, to_ms
 from taskbull.errors import (
     ConnectionLost,
@@ -31,17 +35,31 @@ from taskbull.errors import (
     LockLost,
     MaybeExecuted,
     ServerRefused,
-    ServerUnavailable,
     TaskbullError,
 )
 from taskbull.observability.logs import cut, one_line
 from taskbull.scripts.call import Operation, Request, Steps, again
-from taskbull.scripts.change import add_log, record_unknown_task, update_data, update_progress
-from taskbull.scripts.flow import Spawned
+from taskbull.scripts.change import (
+    Holder,
+    Signal,
+    WaitReply,
+    add_log,
+    begin_wait,
+    check_held,
+    get_steps,
+    record_unknown_task,
+    send_signal,
+    store_step,
+    update_data,
+    update_progress,
+)
+from taskbull.scripts.groups import add_group_cost
 from taskbull.scripts.read import get_failures, get_results
 from taskbull.scripts.removal import remove_unprocessed_children
 from taskbull.worker.context import QueueContext
-from taskbull.worker.run import Run, note_spawned, spawning
+from taskbull.worker.run import PortMethod, Run, spawning
+from taskbull.worker.running_job import wait_record
+from taskbull.worker.streaming import JobStream, is_passing
 
 T = TypeVar("T")
 
@@ -52,10 +70,6 @@ _QUIET: Final = 5.0
 
 _SHORTEST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.5
-
-_PASSING: Final = frozenset({"OOM", "MISCONF"})
-"""Error codes of commands that were not executed and may succeed later, besides those of
-`ServerUnavailable`."""
 
 
 class WriteKind(Struct, frozen=True):
@@ -73,6 +87,20 @@ class WriteKind(Struct, frozen=True):
 PROGRESS: Final = WriteKind("progress", 1.0)
 LOG_LINE: Final = WriteKind("log lines", 1.0, repeatable=False)
 DATA: Final = WriteKind("data", 10.0, vital=True)
+COST: Final = WriteKind("costs", 1.0, repeatable=False)
+
+_OF_STREAMS: Final = frozenset({"open_stream", "emit", "flush_stream"})
+
+STEPS: Final = WriteKind("steps", 10.0, vital=True)
+
+_WRITES: Final = {
+    "progress": PROGRESS,
+    "log": LOG_LINE,
+    "update_data": DATA,
+    "add_cost": COST,
+    "store_step": STEPS,
+    "wait": STEPS,
+}
 
 Tries: TypeAlias = Generator[float, None, None]
 """A generator that yields the timeout of each try. Throw the error of a failed try into it to get
@@ -82,6 +110,8 @@ the pause before the next one."""
 class Writing:
     """The storage of one running job in Redis, which retries failed writes."""
 
+    is_virtual = False
+
     def __init__(self, run: Run, context: QueueContext) -> None:
         self._run = run
         self._context = context
@@ -89,6 +119,7 @@ class Writing:
         self._warned = False
         self._waited = 0.0
         self._waits_since: float | None = None
+        self._stream: JobStream | None = None
 
     @property
     def redis_wait_seconds(self) -> float:
@@ -96,87 +127,62 @@ class Writing:
         since = self._waits_since
         return self._waited + (0.0 if since is None else monotonic() - since)
 
+    @property
+    def has_stream(self) -> bool:
+        """True if the job has begun to yield items."""
+        return self._stream is not None
+
     def caused(self, error: BaseException) -> bool:
         """Return True if Redis caused a task's error. Steering exceptions do not count."""
         if self._trouble is None or isinstance(error, JobControl):
             return False
         return any(one is self._trouble for one in causes(error))
 
-    def progress(self, raw: bytes) -> None:
-        """Write the job's progress."""
-        self._send(self._progress(raw), PROGRESS)
+    def call(self, method: PortMethod, *arguments: Any) -> Any:
+        """Perform a read or write in a thread."""
+        if method == "hold" and self._is_held():
+            return None
+        if method in _OF_STREAMS:
+            return self._call_stream(method, *arguments)
+        operation = getattr(self, f"_{method}")(*arguments)
+        kind = _WRITES.get(method)
+        return self._ask(operation) if kind is None else self._send(operation, kind)
 
-    async def aprogress(self, raw: bytes) -> None:
-        """Write the job's progress."""
-        await self._asend(self._progress(raw), PROGRESS)
-
-    def log(self, line: str) -> None:
-        """Append a line to the job's log."""
-        self._send(self._log(line), LOG_LINE)
-
-    async def alog(self, line: str) -> None:
-        """Append a line to the job's log."""
-        await self._asend(self._log(line), LOG_LINE)
-
-    def update_data(self, raw: bytes) -> None:
-        """Replace the payload."""
-        self._send(self._data(raw), DATA)
-
-    async def aupdate_data(self, raw: bytes) -> None:
-        """Replace the payload."""
-        await self._asend(self._data(raw), DATA)
-
-    def child_results(self, name: str) -> list[bytes]:
-        """Return the results of the job's children of a name."""
-        return self._ask(self._results(name, so_far=self._run.spawned.new > 0))
-
-    async def achild_results(self, name: str) -> list[bytes]:
-        """Return the results of the job's children of a name."""
-        return await self._aask(self._results(name, so_far=self._run.spawned.new > 0))
-
-    async def achild_results_so_far(self, name: str) -> list[bytes]:
-        """Return the results of children of a name, even if others are pending."""
-        return await self._aask(self._results(name, so_far=True))
-
-    def child_failures(self) -> dict[tuple[str, str], str]:
-        """Return the errors of the job's failed children."""
-        return self._ask(get_failures(self._context.keys, self._run.job.id))
-
-    async def achild_failures(self) -> dict[tuple[str, str], str]:
-        """Return the errors of the job's failed children."""
-        return await self._aask(get_failures(self._context.keys, self._run.job.id))
-
-    def spawn(self, children: Children) -> list[str]:
-        """Add children to the job, and return their ids."""
-        steps = self._spawning(children)
-        return note_spawned(self._run, self._ask(steps))
-
-    async def aspawn(self, children: Children) -> list[str]:
-        """Add children to the job, and return their ids."""
-        steps = self._spawning(children)
-        return note_spawned(self._run, await self._aask(steps))
-
-    def _spawning(self, children: Children) -> Steps[Spawned]:
-        context = self._context
-        return spawning(context.keys, self._run, children, context.clock.wall_ms())
-
-    def drop_children(self) -> int:
-        """Remove the pending children that no worker runs, and return their number."""
-        return self._ask(remove_unprocessed_children(self._context.keys, self._run.job.id))
-
-    async def adrop_children(self) -> int:
-        """Remove the pending children that no worker runs, and return their number."""
-        return await self._aask(remove_unprocessed_children(self._context.keys, self._run.job.id))
+    async def acall(self, method: PortMethod, *arguments: Any) -> Any:
+        """Perform a read or write in the event loop."""
+        if method == "hold" and self._is_held():
+            return None
+        if method in _OF_STREAMS:
+            return await self._acall_stream(method, *arguments)
+        operation = getattr(self, f"_{method}")(*arguments)
+        kind = _WRITES.get(method)
+        return await (self._aask(operation) if kind is None else self._asend(operation, kind))
 
     async def arecord_unknown_task(self, patience: float) -> float:
-        """Record that this worker cannot run the job. See `JobPort.aunclaimed`."""
+        """Record that this worker cannot run the job. See `JobPort`."""
         context = self._context
         now_ms = context.clock.wall_ms()
         note = record_unknown_task(context.keys, self._run.job.id, now_ms, to_ms(patience))
         return from_ms(await context.store.run(note, timeout=1.0))
 
-    def _results(self, name: str, *, so_far: bool) -> Steps[list[bytes]]:
+    # The operations of `PortMethod`.
+
+    def _child_results(self, name: str) -> Steps[list[bytes]]:
+        so_far = self._run.spawned.new > 0
         return get_results(self._context.keys, self._run.job.id, name, so_far=so_far)
+
+    def _child_results_so_far(self, name: str) -> Steps[list[bytes]]:
+        return get_results(self._context.keys, self._run.job.id, name, so_far=True)
+
+    def _child_failures(self) -> Operation[dict[tuple[str, str], str]]:
+        return get_failures(self._context.keys, self._run.job.id)
+
+    def _spawn(self, children: Children) -> Steps[list[str]]:
+        context = self._context
+        return spawning(context.keys, self._run, children, context.clock.wall_ms())
+
+    def _drop_children(self) -> Operation[int]:
+        return remove_unprocessed_children(self._context.keys, self._run.job.id)
 
     def _progress(self, raw: bytes) -> Request[None]:
         run = self._run
@@ -190,9 +196,97 @@ class Writing:
         text = str(line).encode("utf-8", "backslashreplace").decode()
         return add_log(self._context.keys, job.id, text, keep=keep, token=token)
 
-    def _data(self, raw: bytes) -> Request[None]:
+    def _update_data(self, raw: bytes) -> Request[None]:
         run = self._run
         return update_data(self._context.keys, run.job.id, raw, token=run.token)
+
+    def _load_steps(self) -> Request[dict[str, bytes]]:
+        return get_steps(self._context.keys, self._run.job.id)
+
+    def _store_step(self, field: str, record: bytes) -> Request[None]:
+        self._run.stored_steps += 1
+        return store_step(self._context.keys, self._holder(), field, record)
+
+    def _wait(
+        self,
+        kind: StepKind,
+        name: str,
+        number: int,
+        place: int,
+        begun: tuple[int, int | None] | None,
+        timeout_ms: int | None,
+    ) -> Request[WaitReply | None]:
+        run, context = self._run, self._context
+        now_ms = context.clock.wall_ms()
+        return begin_wait(
+            context.keys,
+            self._holder(),
+            StepCall(kind, name, number, place),
+            wait_record(begun, place, timeout_ms, now_ms),
+            run.job.expires_ms,
+            now_ms,
+        )
+
+    def _holder(self) -> Holder:
+        run = self._run
+        return Holder(run.job.id, run.token, to_ms(self._context.options.step_ttl))
+
+    def _hold(self) -> Request[None]:
+        return check_held(self._context.keys, self._run.job.id, self._run.token)
+
+    def _is_held(self) -> bool:
+        """Return True if the lock was renewed recently enough to be held without asking Redis."""
+        self._check()
+        return monotonic() - self._run.renewed <= self._context.options.lock_duration
+
+    def _send_signal(self, job_id: str, name: str, raw: bytes) -> Steps[None]:
+        now_ms = self._context.clock.wall_ms()
+        signal = Signal(name, raw, uuid4().hex)
+        return send_signal(self._context.keys, job_id, signal, now_ms)
+
+    # The stream of a job that yields items.
+
+    def _call_stream(self, method: PortMethod, *arguments: Any) -> None:
+        stream, writer = self._open(*arguments), self._context.streams
+        with self._waiting_for_redis():
+            if method == "emit":
+                writer.put(stream, *arguments)
+            elif method == "flush_stream":
+                writer.flush(stream)
+
+    async def _acall_stream(self, method: PortMethod, *arguments: Any) -> None:
+        stream, writer = self._open(*arguments), self._context.streams
+        with self._waiting_for_redis():
+            if method == "emit":
+                await writer.aput(stream, *arguments)
+            elif method == "flush_stream":
+                await writer.aflush(stream)
+
+    def _open(self, *limits: Any) -> JobStream:
+        if self._stream is None:
+            run = self._run
+            # Redis ends the stream together with the job, which the fast path for new jobs omits.
+            run.job = replace(run.job, fresh=False)
+            self._stream = JobStream(run, self._context.keys, *limits)
+            self._context.streams.add(self._stream)
+        return self._stream
+
+    @contextmanager
+    def _waiting_for_redis(self) -> Generator[None]:
+        began = self._waits_since = monotonic()
+        try:
+            yield
+        except TaskbullError as error:
+            if is_passing(error):
+                self._trouble = error
+            raise
+        finally:
+            self._waits_since = None
+            self._waited += monotonic() - began
+
+    def _add_cost(self, cost: int) -> Request[bool]:
+        group, context = self._run.job.options.group_id or "", self._context
+        return add_group_cost(context.keys, group, cost, context.clock.wall_ms())
 
     def _ask(self, question: Operation[T]) -> T:
         """Run a vital request from a thread. It must be safe to repeat."""
@@ -212,29 +306,31 @@ class Writing:
             self._trouble = error
             raise
 
-    def _send(self, call: Request[Any], kind: WriteKind) -> None:
-        tries = self._tries(kind)
+    def _send(self, call: Request[Any], kind: WriteKind) -> Any:
+        tries, reply = self._tries(kind), None
         for timeout in tries:
             try:
-                self._context.sync_store.run(call, timeout=timeout)
+                reply = self._context.sync_store.run(call, timeout=timeout)
             except TaskbullError as error:
                 try:
                     pause = tries.throw(error)
                 except StopIteration:  # Best effort: give up on this write.
-                    return
+                    return None
                 time.sleep(pause)
+        return reply
 
-    async def _asend(self, call: Request[Any], kind: WriteKind) -> None:
-        tries = self._tries(kind)
+    async def _asend(self, call: Request[Any], kind: WriteKind) -> Any:
+        tries, reply = self._tries(kind), None
         for timeout in tries:
             try:
-                await self._context.store.run(call, timeout=timeout)
+                reply = await self._context.store.run(call, timeout=timeout)
             except TaskbullError as error:
                 try:
                     pause = tries.throw(error)
                 except StopIteration:  # Best effort: give up on this write.
-                    return
+                    return None
                 await anyio.sleep(pause)
+        return reply
 
     def _tries(self, kind: WriteKind) -> Tries:
         began = monotonic()
@@ -266,9 +362,7 @@ class Writing:
     def _goes_on(self, kind: WriteKind, error: TaskbullError, *, late: bool) -> bool:
         """Return True to try again. Otherwise raise the error of a vital write, or drop it."""
         self._check()
-        passing = not isinstance(error, ServerRefused) or (
-            isinstance(error, ServerUnavailable) or error.code in _PASSING
-        )
+        passing = is_passing(error)
         if kind.vital:
             if not passing:
                 raise error

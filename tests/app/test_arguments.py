@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from taskbull.app.signature import Binder, arguments_reader, by_keyword, result_reader
 from taskbull.core import payload
-from taskbull.core.failure import classify
+from taskbull.core.outcome import classify
 from taskbull.errors import ConfigurationError, InvalidArguments
 
 if TYPE_CHECKING:
@@ -138,11 +138,12 @@ UNFIT: list[tuple[Any, bytes, str]] = [
     (bool, b"1", "'x' must be bool, got int"),
     (str, b"5", "'x' must be str, got int"),
     (float, b'"5"', "'x' must be float, got str"),
-    (datetime, b'"secret"', "'x' is not a valid RFC3339 encoded datetime"),
+    (datetime, b'"secret"', "'x' is not a valid RFC3339 datetime, such as 2026-11-18T02:30:00Z"),
     (datetime, b"5", "'x' must be datetime, got int"),
     (UUID, b'"secret"', "'x' is not a valid UUID"),
-    (Color, b'"secret"', "'x' must be one of the values that its type allows"),
-    (Literal["a"], b'"secret"', "'x' must be one of the values that its type allows"),
+    (Color, b'"secret"', "'x' must be 'red'"),
+    (Literal["a"], b'"secret"', "'x' must be 'a'"),
+    (Literal["a", "b"] | None, b'"secret"', "'x' must be one of 'a', 'b'"),  # V15
     (int | None, b'"secret"', "'x' must be int | null, got str"),
     (list[int], b'[1,"secret"]', "'x[1]' must be int, got str"),
     (dict[str, Point], b'{"a":{"x":"secret"}}', "'x[...].x' must be int, got str"),

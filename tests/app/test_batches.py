@@ -607,7 +607,9 @@ async def test_the_shortest_timeout_limits_the_call(app: App, kind: str) -> None
         blocked if kind == "sync" else asleep
     )
     retried: list[str] = []
+    stacks: list[str] = []
     app.on(events.Retried)(lambda event: retried.append(event.failure.reason))
+    app.on(events.Retried)(lambda event: stacks.append(event.failure.stack))
     with fail_after(LIMIT):
         jobs = await app.aenqueue([task.job("a"), task.options(timeout=0.5).job("b")])
         async with app.worker(concurrency=2).running():
@@ -616,6 +618,8 @@ async def test_the_shortest_timeout_limits_the_call(app: App, kind: str) -> None
     assert calls == [2, 2]
     reason = "TimeoutError: the batch took longer than 0.5 s, the shortest timeout of its jobs"
     assert retried == [reason] * 2
+    if kind == "sync":  # U36
+        assert all("over.wait(LIMIT)" in stack for stack in stacks)
 
 
 async def test_waiting_for_a_call_costs_no_time(app: App) -> None:
@@ -679,7 +683,7 @@ def test_what_cannot_be_a_batch_task_is_refused(local: App) -> None:
             make(other)
     with pytest.raises(ConfigurationError, match=r"Cannot resolve .*NameError.*Adding a job needs"):
         make(unknown)
-    with pytest.raises(ConfigurationError, match="a generator"):
+    with pytest.raises(ConfigurationError, match="it yields"):
         make(yielding)
     assert local.tasks == {}
 
@@ -733,6 +737,22 @@ async def test_a_schedule_may_add_an_item(app: App) -> None:
         async with app.worker(concurrency=1).running():
             await done.wait()
     assert got == ["hour"]
+
+
+async def test_a_batch_cannot_wait(app: App) -> None:
+    async def doze(items: list[int]) -> list[int]:
+        await current_batch()[0].asleep(1)
+        return items
+
+    def wait(items: list[int]) -> list[int]:
+        return [current_batch()[0].wait_signal("go", int) for _ in items]
+
+    made: list[Any] = [app.batch_task(size=2, attempts=1)(each) for each in (doze, wait)]
+    with fail_after(LIMIT):
+        async with app.worker().running():
+            for task in made:
+                with pytest.raises(JobFailed, match="A batch task cannot wait or sleep"):
+                    await (await task.adelay(1)).aresult()
 
 
 async def test_stopping_gives_items_back(app: App, kind: str) -> None:

@@ -27,7 +27,7 @@ from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
 
 LIMIT = 60.0
-PATIENCE = 0.4
+PATIENCE = 2.0
 
 shop = App("shop", redis="redis://localhost:1", enqueue_timeout=PATIENCE)
 

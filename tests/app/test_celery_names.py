@@ -167,6 +167,63 @@ def test_an_option_of_rq_or_dramatiq(app: App, option: str, told: str) -> None: 
         work.send  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("_defer_by", r"arq's _defer_by is delay="),
+        ("_job_id", r"arq's _job_id is job_id="),
+        ("max_tries", r"arq's max_tries is attempts="),
+        ("retry_on_error", r"Taskiq's retry_on_error is attempts="),
+        ("cron", r"arq's cron is schedule=Cron"),
+    ],
+)
+def test_an_option_of_arq_or_taskiq(app: App, option: str, told: str) -> None:
+    @app.task
+    def work(number: int) -> None: ...
+
+    wrong: Any = {option: 3}
+    with pytest.raises(ConfigurationError, match=told):
+        work.options(**wrong)
+    with pytest.raises(TypeError, match=told):
+        work.delay(1, **wrong)
+
+
+def test_attributes_of_arq_taskiq_rq_and_dramatiq(app: App) -> None:
+    @app.task
+    def work() -> None: ...
+
+    owners: list[tuple[Any, str, str]] = [
+        (work, "kiq", r"Taskiq's kiq is await task\.adelay"),
+        (work, "kicker", r"Taskiq's kicker is task\.options"),
+        (app, "enqueue_job", r"arq's enqueue_job is await task\.adelay"),
+        (app, "on_event", r"Taskiq's on_event is @app\.lifespan"),
+        (app.job("q", "1"), "wait_result", r"Taskiq's wait_result is await job\.aresult"),
+        (app.job("q", "1"), "get_result", r"Dramatiq's get_result is job\.result"),
+        (app.job("q", "1"), "return_value", r"RQ's return_value is job\.result"),
+        (app.job("q", "1"), "get_status", r"RQ's get_status is job\.state"),
+        (app.job("q", "1"), "abort", r"arq's abort is await job\.acancel"),
+    ]
+    for owner, name, told in owners:
+        with pytest.raises(AttributeError, match=told):
+            getattr(owner, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("cron", "arq's cron is .*schedule=Cron"),
+        ("create_pool", "arq's create_pool is not needed"),
+        ("pipeline", r"Dramatiq's pipeline is chain\("),
+        ("TaskiqDepends", r"Taskiq's TaskiqDepends is from_lifespan"),
+        ("FlowProducer", r"BullMQ's FlowProducer is task\.after"),
+        ("WaitingChildrenError", r"BullMQ's WaitingChildrenError is raise WaitForChildren"),
+    ],
+)
+def test_an_import_of_other_libraries(name: str, told: str) -> None:
+    with pytest.raises(ImportError, match=told):
+        exec(f"from taskbull import {name}")
+
+
 def test_all_options_are_named_in_one_error(app: App) -> None:  # U18
     wrong: Any = {"bind": True, "max_retries": 3, "queue": "q", "nonsense": 1}
     with pytest.raises(ConfigurationError) as caught:

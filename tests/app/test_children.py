@@ -28,8 +28,8 @@ from taskbull import (
     from_child,
     from_children,
 )
-from taskbull.core.flow import children_of
-from taskbull.scripts import flow
+from taskbull.core.job import children_of
+from taskbull.scripts import add as flow
 from taskbull.testing import recorded
 from taskbull.worker.run import spawning
 from taskbull.worker.running_job import run_of

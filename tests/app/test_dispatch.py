@@ -10,9 +10,8 @@ from anyio import fail_after
 
 from taskbull.app.app import App, dispatch_of
 from taskbull.core import events
-from taskbull.core.failure import classify
-from taskbull.core.job import Job
-from taskbull.core.middleware import compose
+from taskbull.core.job import Job, compose
+from taskbull.core.outcome import classify
 from taskbull.errors import (
     ConfigurationError,
     InvalidArguments,

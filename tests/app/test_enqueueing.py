@@ -12,7 +12,7 @@ import pytest
 from anyio import fail_after
 
 from taskbull.app.app import App
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
 from taskbull.errors import (
     BlockingCallWarning,
     ConfigurationError,

@@ -28,9 +28,9 @@ from taskbull.core.job import Ticket
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.flow import decode_order
 from taskbull.queue import add_bulk
-from taskbull.scripts import flow as flow_calls
+from taskbull.scripts import add as flow_calls
+from taskbull.scripts.add import undo_flows
 from taskbull.scripts.call import Separate
-from taskbull.scripts.flow import undo_flows
 from taskbull.store.address import parse
 from taskbull.store.cluster import check_slots
 from tests.app.conftest import written
@@ -161,7 +161,7 @@ WRONG_FLOWS: dict[str, tuple[Callable[[Tasks], Any], str]] = {
     ),
     "two children of one id": (
         lambda tasks: tasks.report.after(tasks.with_id("x").job(url) for url in "ab").job("t"),
-        "job x of queue pages stands twice in the flow",
+        "job x of queue pages is in the flow twice",
     ),
     "a parameter without its child, below": (
         lambda tasks: tasks.report.after(tasks.fetch.job("a"), tasks.count.job()).job("t"),

@@ -37,7 +37,7 @@ def attempts(app: App, error: Exception, **options: Any) -> int:
     """Return how often a task that raises `error` runs."""
     runs = 0
 
-    @app.task(name=f"fail{len(app.tasks)}", **options)
+    @app.task(name=f"fail{len(app.tasks)}", **options)  # type: ignore[untyped-decorator]
     def fail() -> None:
         nonlocal runs
         runs += 1
@@ -112,7 +112,7 @@ def test_an_app_and_a_group_select_errors_for_their_tasks() -> None:
 def test_wrong_options_are_refused(local: App, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
 
-        @local.task(**options)
+        @local.task(**options)  # type: ignore[untyped-decorator]
         def work(number: int) -> None: ...
 
 
@@ -202,6 +202,8 @@ def _job(app: App) -> JobSpec[Any]:
         (lambda user, kind: f"{kind}{user}", Dedup("all7")),
         (lambda user, kind: Dedup(kind, ttl=user), Dedup("all", ttl=7)),
         (lambda user, kind: None, None),
+        (lambda user: f"report-{user}", Dedup("report-7")),
+        (lambda **all_of_them: "-".join(sorted(all_of_them)), Dedup("kind-user")),
     ],
 )
 def test_a_task_declares_its_uniqueness(local: App, rule: Any, key: Dedup | None) -> None:
@@ -211,6 +213,15 @@ def test_a_task_declares_its_uniqueness(local: App, rule: Any, key: Dedup | None
     assert report.job(7).options.dedup == key
     assert report.options(delay=3).job(user=7).options.dedup == key
     assert report.options(dedup="mine").job(7).options.dedup == Dedup("mine")
+
+
+@pytest.mark.parametrize("option", ["dedup", "group_by", "cost"])
+def test_a_function_of_the_arguments_names_parameters_of_its_task(local: App, option: str) -> None:
+    def report(user: int) -> None: ...
+
+    rule: Any = {option: lambda user, tenant: tenant}
+    with pytest.raises(ConfigurationError, match=f"^{option} of task 'report' uses 'tenant'"):
+        local.task(**rule)(report)
 
 
 def test_a_dedup_function_must_return_a_key(local: App) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any, NewType, Protocol, TypedDict
 
 import pytest
@@ -317,3 +317,16 @@ def test_a_type_that_json_does_not_know_is_no_obstacle(local: App) -> None:
     local.worker()
     with pytest.raises(InvalidArguments, match="argument 'number'"):
         work.job("5")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("process", [True, False])
+def test_a_lifespan_without_async_is_refused(process: bool) -> None:
+    app = App("shop", redis="redis://localhost:1")
+
+    def plain() -> Generator[int]:
+        yield 1
+
+    refused: list[Any] = [plain, contextmanager(plain)]
+    for wrong in refused:
+        with pytest.raises(ConfigurationError, match="async generator"):
+            app.lifespan(process=process)(wrong)

@@ -10,7 +10,7 @@ import pytest
 from anyio import fail_after, to_thread
 
 from taskbull import App, ConnectionLost, EnqueueError, JobNotFound
-from taskbull.core.failure import is_ours
+from taskbull.core.outcome import is_ours
 
 LIMIT = 60.0
 AWAY = "redis://127.0.0.1:1/0"  # nobody listens there

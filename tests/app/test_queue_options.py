@@ -10,7 +10,7 @@ from anyio import Event, fail_after
 
 from taskbull import events
 from taskbull.app.app import App
-from taskbull.core.options import Limiter
+from taskbull.core.groups import Limiter
 from taskbull.errors import ConfigurationError
 from tests.worker.bed import Recorder, until
 

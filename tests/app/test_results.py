@@ -13,9 +13,9 @@ import redis
 from anyio import create_task_group, fail_after, to_thread
 
 from taskbull.app.app import App
+from taskbull.core.keys import JobState
 from taskbull.core.options import Keep
-from taskbull.core.states import JobState
-from taskbull.errors import ConfigurationError, JobFailed, JobNotFound, SerializationError
+from taskbull.errors import ConfigurationError, JobFailed, JobNotFound
 from taskbull.queue.queue import Queue
 from taskbull.store.address import parse
 from taskbull.worker.stop_requests import CLIENT
@@ -135,6 +135,39 @@ async def test_a_wait_ends_in_time(bed: Bed) -> None:
             await to_thread.run_sync(job.result, 0.05)
     with pytest.raises(ConfigurationError, match="timeout"):
         await job.aresult(-1)
+
+
+async def test_the_late_event_of_a_failure_before_a_retry_ends_no_wait(
+    bed: Bed, admin: redis.Redis, prefix: str
+) -> None:
+    await bed.app.queue("q").pause()
+    job = await bed.at_once.adelay(1)
+    found: list[datetime] = []
+
+    async def wait() -> None:
+        found.append(await job.aresult())
+
+    async def wait_in_thread() -> None:
+        found.append(await to_thread.run_sync(job.result))
+
+    with fail_after(LIMIT):
+        async with bed.app.worker().running(), create_task_group() as tasks:
+            tasks.start_soon(wait)
+            tasks.start_soon(wait_in_thread)
+            await until_read(admin, 2)
+            event = {"event": "failed", "jobId": job.id, "failedReason": "old", "prev": "active"}
+            admin.xadd(f"{prefix}:q:events", event)  # type: ignore[arg-type]
+            await until_read(admin, 2)
+            await bed.app.queue("q").resume()
+    assert found == [datetime(2020, 1, 1, tzinfo=UTC)] * 2
+
+
+async def test_a_wait_without_redis_says_so() -> None:  # U32
+    job = App("away", redis="redis://localhost:1").job("q", "1")
+    with pytest.raises(TimeoutError, match="Redis at localhost:1 did not answer"):
+        await job.aresult(0.2)
+    with pytest.raises(TimeoutError, match="cannot connect to Redis at localhost:1"):
+        await to_thread.run_sync(job.result, 0.2)
 
 
 async def test_a_job_that_is_removed_while_somebody_waits_is_told(
@@ -318,9 +351,7 @@ async def test_a_result_that_is_not_of_its_type_is_told(
     with fail_after(LIMIT):
         async with bed.app.worker().running():
             job = await lies.adelay()
-            with pytest.raises(
-                SerializationError, match="job '1' in queue 'q': it must be int, got str"
-            ):
+            with pytest.raises(JobFailed, match="does not fit its annotation: it must be int"):
                 await job.aresult()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 from anyio import Event, create_task_group, fail_after, to_thread
 
+from taskbull import current_job, step
 from taskbull.app.app import App
-from taskbull.store import delivery
+from taskbull.store import protocol
 from taskbull.worker.stop_requests import CLIENT
 from tests.servers.cluster import Cluster, Node, slot_of
 from tests.worker.bed import until
@@ -21,6 +24,52 @@ def readers(node: Node) -> list[str]:
         for client in clients
         if client["cmd"] == "xread" and not client["name"].startswith(CLIENT)
     ]
+
+
+async def test_tasks_of_several_queues_stream(cluster: Cluster, prefix: str) -> None:
+    app = App("shop", redis=cluster.url, prefix=prefix)
+
+    @app.task
+    async def count(to: int) -> AsyncIterator[int]:
+        for number in range(to):
+            yield number
+
+    queues = ["emails", "reports", "images", "a", "b"]
+    with fail_after(60):
+        async with app.worker(queues).running():
+            jobs = await app.aenqueue([count.options(queue=name).job(200) for name in queues])
+            for job in jobs:
+                assert [number async for number in job.astream()] == list(range(200))
+            assert await to_thread.run_sync(lambda: list(jobs[0].stream())) == list(range(200))
+    app.close()
+
+
+async def test_tasks_of_several_queues_have_steps_and_waits(cluster: Cluster, prefix: str) -> None:
+    app = App("shop", redis=cluster.url, prefix=prefix)
+    calls: list[str] = []
+
+    @step
+    async def load(queue: str) -> str:
+        calls.append(queue)
+        return queue
+
+    @app.task(attempts=1)
+    async def ask(queue: str) -> str:
+        loaded = await load(queue)
+        await current_job().asleep(0.05)
+        return loaded + await current_job().await_signal("answer", str)
+
+    queues = ["emails", "reports", "images", "a", "b"]
+    with fail_after(60):
+        async with app.worker(queues).running():
+            jobs = await app.aenqueue([ask.options(queue=name).job(name) for name in queues])
+            for job in jobs:
+                await job.asignal("answer", "!")
+            assert [await job.aresult() for job in jobs] == [f"{name}!" for name in queues]
+            kinds = [one.kind for one in await jobs[0].asteps()]
+    assert kinds == ["step", "sleep", "signal"]
+    assert sorted(calls) == sorted(queues)
+    app.close()
 
 
 async def test_tasks_of_several_queues_give_their_results(cluster: Cluster, prefix: str) -> None:
@@ -42,7 +91,7 @@ async def test_tasks_of_several_queues_give_their_results(cluster: Cluster, pref
 async def test_a_result_is_waited_for_while_its_queue_moves(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # F12
-    monkeypatch.setattr(delivery, "PATIENCE", 0.2)
+    monkeypatch.setattr(protocol, "PATIENCE", 0.2)
     app = App("shop", redis=cluster.url, prefix=prefix)
     started, go = Event(), Event()
 

@@ -16,7 +16,7 @@ from anyio import fail_after, to_thread
 from taskbull.app.app import App
 from taskbull.errors import JobFailed, JobNotFound, ServerRefused
 from taskbull.queue.handle import JobHandle
-from taskbull.queue.results import SyncResultWatch
+from taskbull.queue.stores import SyncResultWatch
 from taskbull.store.address import parse
 from taskbull.worker.stop_requests import CLIENT
 from tests.servers.kinds import Reachable

@@ -10,7 +10,7 @@ import pytest
 from anyio import create_task_group, fail_after, to_thread
 
 from taskbull import App, ConfigurationError, Cron, Every, SerializationError, events, from_child
-from taskbull.core.flow import Children
+from taskbull.core.job import Children
 from tests.app.conftest import written
 from tests.worker.bed import Recorder, until
 

@@ -12,7 +12,7 @@ from anyio import fail_after
 
 from taskbull import current_job, events
 from taskbull.app.app import App
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
 from taskbull.errors import JobFailed
 from tests.servers.kinds import Reachable
 from tests.worker.bed import Recorder
@@ -168,7 +168,7 @@ class Tries:
         self.seen: list[int] = []
 
     def declare(self, **options: Any) -> None:
-        @self.app.task(name="work", queue="q", **options)
+        @self.app.task(name="work", queue="q", **options)  # type: ignore[untyped-decorator]
         async def work() -> None:
             self.seen.append(current_job().attempts)
             raise ValueError("no")

@@ -17,7 +17,7 @@ from anyio import create_task_group, fail_after
 
 from taskbull import events
 from taskbull.app.app import App
-from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.retry import CircuitBreaker
 from taskbull.errors import ConfigurationError
 from tests.selection import in_full
 from tests.servers.kinds import Reachable

@@ -99,7 +99,9 @@ class CommandLine:
 
     def queue(self, name: str) -> SyncQueue:
         if name not in self._queues:
-            self._queues[name] = SyncQueue(name, redis=self.url, prefix=self.prefix)
+            self._queues[name] = SyncQueue(
+                name, redis=self.url, prefix=self.prefix, enqueue_timeout=60
+            )
         return self._queues[name]
 
     def close(self) -> None:

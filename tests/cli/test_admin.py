@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 import redis
 
+from taskbull.monitor.server import SyncServer
 from tests.cli.conftest import CommandLine, Shop
 
 
@@ -52,6 +56,62 @@ def test_all_failed_jobs_run_again(failed: Shop) -> None:
         "retried": 3,
     }
     assert failed("retry-all", "default") == "retried 0 jobs in queue default\n"
+
+
+def test_jobs_run_again_at_a_rate(failed: Shop) -> None:  # V36
+    assert failed.json("retry-all", "default", "--rate", "1000")["retried"] == 3
+    wrong = failed.run("retry-all", "default", "--rate", "1", "--state", "completed")
+    assert wrong.exit_code == 2
+    assert failed.run("retry", "default", "1", "--rate", "1").exit_code == 2
+    assert failed.run("retry-all", "default", "--rate", "0").exit_code == 2
+
+
+def test_a_rate_is_kept(failed: Shop) -> None:  # V36
+    began = time.monotonic()
+    assert failed.json("retry-all", "default", "--rate", "2")["retried"] == 3
+    assert time.monotonic() - began >= 1  # the third job a second after the first two
+
+
+def test_jobs_are_saved_before_they_are_removed(cli: CommandLine, tmp_path: Path) -> None:  # V36
+    queue, file = cli.queue("emails"), tmp_path / "jobs.jsonl"
+    queue.add_bulk([("send", {"to": name}) for name in ("ann", "bob")])
+    queue.add("send", {"to": "cem"}, priority=2)
+    queue.add("send", {"to": "dan"}, delay=60)
+    assert cli.json("drain", "emails", "--save", str(file), "--yes")["removed"] == 3
+    assert queue.counts()["delayed"] == 1
+    cli("drain", "emails", "--delayed", "--save", str(file), "--yes", code=1)
+    assert queue.counts()["delayed"] == 1
+    cli("restore", str(file))
+    assert [job.data["to"] for job in queue.get_jobs("waiting")] == ["ann", "bob"]
+    [third] = queue.get_jobs("prioritized")
+    assert third.data == {"to": "cem"}
+
+
+def test_finished_jobs_are_saved_before_they_are_cleaned(failed: Shop, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    words = ("clean", "default", "--state", "failed", "--save", str(file), "--yes")
+    assert failed.json(*words, "--older-than", "3600")["removed"] == 0
+    file.unlink()
+    assert failed.json(*words, "--limit", "2")["ids"] == ["1", "2"]
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_no_file_is_left_by_a_command_that_was_declined(failed: Shop, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    assert failed.run("drain", "default", "--save", str(file)).exit_code != 0
+    assert not file.exists()
+
+
+def test_what_the_shell_does_is_recorded_for_dashboards(failed: Shop) -> None:  # V36
+    failed("retry", "default", "1")
+    failed("pause", "default", "--reason", "smtp is down")
+    failed("retry-all", "default")
+    server = SyncServer(failed.url, prefix=failed.prefix)
+    found = {record.action: record for record in server.operations()}
+    server.close()
+    assert set(found) == {"retry", "pause", "retry-all"}
+    assert (found["retry-all"].count, found["pause"].what) == (2, "smtp is down")
+    assert found["retry"].by.endswith("(command line)")
 
 
 def test_failed_jobs_are_grouped_by_error_and_a_group_runs_again(failed: Shop) -> None:
@@ -262,7 +322,8 @@ def test_a_queue_is_obliterated(cli: CommandLine) -> None:
     cli.queue("emails").add_bulk([("send", {})] * 3)
     assert cli("obliterate", "emails", "--yes") == "deleted queue emails and 3 jobs\n"
     with redis.Redis.from_url(cli.url) as client:
-        assert client.keys(f"{cli.prefix}:*") == []
+        left = client.keys(f"{cli.prefix}:*")
+        assert left == [f"{cli.prefix}::tb:operations".encode()]  # the record, for an hour
     assert "not found" in cli.fails("obliterate", "emails", "--yes")
 
 

@@ -94,15 +94,18 @@ def test_a_disk_that_cannot_be_written_is_a_problem(
     private_server: PrivateServers, open_cli: OpenCli, tmp_path: Path
 ) -> None:
     server = private_server({"save": "1 1", "enable-protected-configs": "local"})
+    cli = open_cli(server.url, "bull")
+    cli.queue("emails").add("send")
     with admin(server) as client:
-        client.set("x", 1)
         client.config_set("dir", "/proc")
         client.bgsave()
         wait_until(lambda: client.info()["rdb_last_bgsave_status"] == "err", "it fails to save")
     text = diagnose(open_cli, server.url)
-    assert re.search(r"problem .*MISCONF", text)
+    assert re.search(r"problem +writing .*MISCONF", text)
     assert "its disk space" in text
     assert "MISCONF" in panel(server.url)
+    assert "Redis refuses writes: it cannot save its data" in cli("why", "emails")
+    assert "! Redis refuses writes (it cannot save its data" in cli("top", "--once")
 
 
 @pytest.mark.parametrize("kind", [VALKEY_9, REDIS_6])

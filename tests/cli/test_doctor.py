@@ -189,6 +189,8 @@ def test_jobs_that_nobody_runs_are_told(cli: CommandLine) -> None:
     cli.queue("emails").pause()
     level, message = about(cli, "emails: paused")
     assert (level, message) == ("warning", "emails: paused; 1 job cannot run")
+    cli("pause", "emails", "--reason", "the move")
+    assert about(cli, "emails: paused")[1].endswith(": the move; 1 job cannot run")
 
 
 def test_stalled_jobs_are_told(cli: CommandLine) -> None:
@@ -226,7 +228,7 @@ def test_a_schedule_whose_next_run_is_overdue_is_a_warning(
     cli = open_cli(server.url, "bull")
     queue = cli.queue("reports")
     for name in ("late", "gone", "soon"):
-        queue.upsert_schedule(name, Every(60), queue.job("report"))
+        queue.upsert_schedule(name, Every(60), queue.job("report", {"name": name}))
     queue.upsert_schedule("ended", Every(60, limit=1), queue.job("report"))
     assert "schedules" not in findings(cli)
     with admin(server) as client:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from taskbull.core.flow import Children
+from taskbull.core.job import Children
 from tests.cli.conftest import CommandLine, OpenCli
 from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers
 
@@ -53,3 +53,19 @@ def test_a_job_is_removed_with_its_children(full: CommandLine) -> None:
     [parent] = queue.get_jobs("waiting-children", 0, 1)
     full("remove", "orders", parent.id, "--yes")
     assert queue.counts()["waiting"] == 5
+
+
+def test_a_queue_is_paused_and_resumed(full: CommandLine) -> None:  # V24
+    full("pause", "orders", "--reason", "the disk is full")
+    assert full.queue("orders").is_paused()
+    assert "the disk is full" in full("why", "orders")
+    full("resume", "orders")
+    assert not full.queue("orders").is_paused()
+
+
+def test_every_tool_names_the_cause(full: CommandLine) -> None:  # V30
+    assert full("why", "orders").startswith("Redis refuses writes: its memory is full.")
+    top = full("top", "--once")
+    assert "! Redis refuses writes (its memory is full)" in top
+    problems = [one for one in full.json("doctor", code=1) if "refuses" in one["message"]]
+    assert [one["check"] for one in problems] == ["writing"], "the queues do not repeat it"

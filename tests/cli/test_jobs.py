@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 
+import anyio
+import anyio.to_thread
 import pytest
 import redis
 
+from taskbull.worker.worker import Worker
 from tests.cli.conftest import CommandLine, Shop
 
 
@@ -85,7 +89,8 @@ def test_a_job_has_the_same_keys_in_both_commands(shop: Shop) -> None:
     shop.run("call", "resize", "path=a")
     [listed] = shop.json("jobs", "default")
     shown = shop.json("job", "default", "1")
-    assert shown.keys() - listed.keys() == {"options", "lock_seconds", "children", "logs", "why"}
+    own = {"options", "lock_seconds", "children", "logs", "steps", "why"}
+    assert shown.keys() - listed.keys() == own
     assert shown["options"]["attempts"] == 3
     assert shown["children"] == {"processed": 0, "unprocessed": 0, "ignored": 0, "failed": 0}
 
@@ -144,3 +149,36 @@ def test_the_jobs_of_all_queues_are_listed(cli: CommandLine) -> None:
     ]
     lines = cli("jobs").splitlines()
     assert [line.split()[0] for line in lines] == ["QUEUE", "emails", "other"]
+
+
+def test_the_stack_of_a_running_job_is_shown(cli: CommandLine) -> None:
+    running, release = threading.Event(), threading.Event()
+
+    def hang(_: object) -> None:
+        running.set()
+        release.wait(60)
+
+    def work() -> None:
+        worker = Worker("emails", hang, redis=cli.url, prefix=cli.prefix)
+
+        async def run() -> None:
+            async with worker.running():
+                await anyio.to_thread.run_sync(release.wait)
+
+        anyio.run(run)
+
+    cli.queue("emails").add("send")
+    refused = cli.run("stack", "emails", "1", *cli.where)
+    assert (refused.exit_code, "it is waiting, not active" in refused.stderr) == (1, True)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert running.wait(60)
+        text = cli("stack", "emails", "1")
+        found = cli.json("stack", "emails", "1")
+    finally:
+        release.set()
+        thread.join()
+    assert "in its thread:" in text
+    assert "in hang\n    release.wait(60)" in text
+    assert (found["place"], "in hang" in found["stack"]) == ("thread", True)

@@ -18,13 +18,13 @@ import taskbull
 from taskbull import events
 from taskbull.app.app import App
 from taskbull.cli.commands.doctor import acl_of, rules
-from taskbull.core.flow import Children
+from taskbull.core.job import Children
 from taskbull.core.options import WorkerOptions
 from taskbull.dashboard import Dashboard
 from taskbull.monitor.server import SyncServer
 from taskbull.queue.queue import Queue
-from taskbull.scripts import loader
-from taskbull.scripts.servers import PROBE_COMMANDS
+from taskbull.scripts import call
+from taskbull.scripts.browse import PROBE_COMMANDS
 from taskbull.store.server_process import ServerProcess
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
@@ -41,6 +41,8 @@ NOT_NEEDED = {
     "eval": "a word in a pattern",
     "evalsha_ro": "for users who may only read, where Redis has it",
     "auth": "everybody may",
+    "fcall": "a name in the slow log",
+    "flushall": "for test servers",
     "sentinel": "asked of sentinels, where another user is logged in",
     "shutdown": "for the embedded server",
     "acl": "a word of advice",
@@ -67,7 +69,7 @@ def commands() -> set[str]:
 def in_lua(commands: set[str]) -> set[str]:
     words = {
         word.lower()
-        for file in loader.LUA.rglob("*.lua")
+        for file in call.LUA.rglob("*.lua")
         if file.stem != PROBE_COMMANDS.name
         for word in re.findall(r'"([A-Z]+)"', file.read_text())
     }

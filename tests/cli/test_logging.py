@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from taskbull import __version__
 from tests.cli.programs import run
 from tests.servers.kinds import KINDS, SharedServers
 
@@ -77,6 +78,28 @@ def test_without_a_configuration_we_log_to_standard_error(tmp_path: Path, url: s
     messages = [json.loads(line)["message"] for line in found if line.startswith("{")]
     assert "about to fail" in messages
     assert any("failed permanently" in message for message in messages)
+    [start] = [json.loads(line) for line in found if "Worker started" in line]  # V38
+    assert (start["app"], start["queues"], start["version"]) == ("shop", ["default"], __version__)
+    assert messages[-1] == "Worker stopped"
+
+
+OWN_HANDLER = """
+handler = logging.StreamHandler()
+handler.setFormatter(logging.Formatter("OWN %(message)s"))
+handler.setLevel({level!r})
+logging.getLogger("shop").addHandler(handler)
+"""
+
+
+@pytest.mark.parametrize(("level", "own", "ours"), [("INFO", 1, 0), ("ERROR", 0, 1)])
+def test_what_a_handler_of_the_application_writes_is_not_repeated(
+    tmp_path: Path, url: str, level: str, own: int, ours: int
+) -> None:
+    found = lines(tmp_path, url, OWN_HANDLER.format(level=level))
+    said = [line for line in found if "about to fail" in line]
+    assert sum(line.startswith("OWN") for line in said) == own
+    assert len(said) == own + ours
+    assert any("failed permanently" in line for line in found)
 
 
 def test_logging_can_be_left_to_the_application(tmp_path: Path, url: str) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 import redis
+from anyio.from_thread import start_blocking_portal
 
+from taskbull.core.groups import Limiter
+from taskbull.core.options import WorkerOptions
+from taskbull.worker.worker import Worker
 from tests.cli.conftest import CommandLine, OpenCli, Shop
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import Reachable
+from tests.worker.bed import echo
 
 
 def lines(output: str) -> list[list[str]]:
@@ -119,9 +124,64 @@ def test_a_connected_worker_is_listed(shop: Shop) -> None:
         worker.ping()
         [found] = shop.json("workers", "emails")
         assert (found["queue"], found["name"]) == ("emails", "ann")
-        assert set(found) == {"queue", "name", "address", "age", "idle"}
+        assert set(found) == {"queue", "name", "address", "age", "idle", "state"}
         [same] = shop.json("workers")
         assert {**same, "age": 0, "idle": 0} == {**found, "age": 0, "idle": 0}  # a second may pass
         assert "ann" in shop("workers")
         assert shop.json("queues")[1]["workers"] == 1
-    assert shop("workers").splitlines() == ["QUEUE  WORKER  ADDRESS  CONNECTED FOR  IDLE FOR"]
+    assert shop("workers").splitlines() == [
+        "QUEUE  WORKER  ADDRESS  CONNECTED FOR  IDLE FOR  STATE"
+    ]
+
+
+def test_a_worker_is_made_quiet_and_resumed(shop: Shop) -> None:
+    worker = Worker(
+        "emails",
+        echo,
+        redis=shop.url,
+        prefix=shop.prefix,
+        options=WorkerOptions(worker_id="ann", records=True),
+    )
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(worker.running()):
+        told(shop, "running")
+        assert shop("quiet", "ann") == "asked worker ann to fetch no more jobs\n"
+        told(shop, "quiet")
+        assert worker.is_quiet
+        assert shop("quiet", "ann") == "worker ann was already quiet\n"
+        assert "taskbull resume-worker ann" in shop("why", "emails")
+        [resumed] = shop.json("resume-worker", "ann")
+        assert resumed == {"worker": "ann", "quiet": False, "changed": True}
+        told(shop, "running")
+        assert "No taskbull worker 'bob' is running" in shop.fails("quiet", "bob")
+    assert "No taskbull worker 'ann' is running" in shop.fails("resume-worker", "ann")
+
+
+def told(shop: Shop, state: str) -> None:
+    """Wait until the list of workers shows a state."""
+    while [one["state"] for one in shop.json("workers", "emails")] != [state]:
+        pass
+
+
+def test_groups_are_listed_with_their_limits(shop: Shop) -> None:
+    queue = shop.queue("emails")
+    for group in ("acme", "acme", "beta"):
+        queue.add("send_email", {}, group=group)
+    queue.set_group("acme", concurrency=2)
+    queue.set_group("beta", paused=True, limiter=Limiter(10, 60))
+    found = {group["id"]: group for group in shop.json("groups", "emails")}
+    assert found["acme"] == {
+        "id": "acme",
+        "waiting": 2,
+        "active": 0,
+        "held": 0,
+        "paused": False,
+        "limited_until": None,
+        "concurrency": 2,
+        "weight": 1,
+        "limiter": None,
+    }
+    assert found["beta"]["limiter"] == {"max": 10, "duration": 60}
+    assert (found["beta"]["held"], found["beta"]["paused"]) == (1, True)
+    assert lines(shop("groups", "emails"))[0][0] == "GROUP"
+    shop.queue("reports").add("render")
+    assert shop.json("groups", "reports") == []

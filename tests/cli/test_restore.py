@@ -10,8 +10,8 @@ import redis
 from msgspec import Raw
 from msgspec.structs import replace
 
-from taskbull.core.wire.new_job import JobCopy, write_copy
-from taskbull.queue.copies import parts_of
+from taskbull.core.wire.job import JobCopy, write_copy
+from taskbull.queue.operations import parts_of
 from taskbull.queue.queue import SyncQueue
 from tests.cli.conftest import CommandLine, Shop
 from tests.servers.kinds import PrivateServers

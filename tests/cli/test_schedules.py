@@ -190,12 +190,27 @@ def test_what_the_app_no_longer_declares_is_removed_when_asked(declaring: Shop) 
     declaring.queue("former").declare_schedules("shop", gone[:1])  # a queue that the app has left
     declaring.queue("former").declare_schedules("office", gone[1:])
     declaring.queue("reports").upsert_schedule("mine", NIGHTLY, declaring.queue("reports").job("n"))
+    rows = [row for row in declaring("schedules").splitlines() if " former " in row]  # V37
+    assert [row.endswith("shop (no longer)") for row in sorted(rows)] == [False, True]
+    told = declaring("doctor")
+    assert "former: app 'shop' no longer declares nightly, but it still runs" in told
     said = "schedule nightly in queue former is no longer declared"
     assert f"{said}: --prune removes it" in declaring("schedules", "sync")
     assert [each.id for each in declaring.queue("former").schedules()] == ["hourly", "nightly"]
     assert f"{said}, and is removed" in declaring("schedules", "sync", "--prune")
     assert [each.id for each in declaring.queue("former").schedules()] == ["hourly"]
     assert len(declaring.queue("reports").schedules()) == 3
+
+
+def test_schedules_that_add_the_same_job_at_the_same_times_are_reported(
+    cli: CommandLine,
+) -> None:  # V37
+    queue = cli.queue("reports")
+    for name in ("first", "second"):
+        queue.upsert_schedule(name, NIGHTLY, queue.job("report", {"a": 1}))
+    queue.upsert_schedule("third", NIGHTLY, queue.job("report", {"a": 2}))
+    [told] = [line for line in cli("doctor").splitlines() if "the same times" in line]
+    assert "reports: first, second add the same job at the same times" in told
 
 
 def test_an_app_without_schedules_has_nothing_to_write(shop: Shop) -> None:

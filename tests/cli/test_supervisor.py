@@ -114,6 +114,10 @@ def test_the_end_of_a_process_is_told_with_the_jobs_that_it_ran(
     assert f"crash {job.id} (queue default)" in line
     assert f"send_email {mail.id} (queue emails)" in line
     assert ("in crash" in terminal.seen) == (how != "kill")  # the stack, by faulthandler
+    for one, name in ((job, "default"), (mail, "emails")):  # V34
+        [line] = (queue if name == "default" else emails).logs(one.id).lines
+        assert f"died with {number}" in line
+        assert line.endswith(" while running this job and 1 more")
 
 
 @pytest.mark.full

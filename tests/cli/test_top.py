@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,8 +25,9 @@ from taskbull.cli.commands.top import (
     workers,
 )
 from taskbull.cli.top import draw, names_of
+from taskbull.core.groups import GroupInfo
+from taskbull.core.keys import STATES
 from taskbull.core.queue_health import QueueFacts, Throughput
-from taskbull.core.states import STATES
 from tests.cli.conftest import CommandLine
 from tests.core.test_why import at, queue
 
@@ -118,16 +120,18 @@ def test_keys_have_names(read: str, names: list[str]) -> None:
     assert names_of(read) == names
 
 
-def shown(*queues: QueueFacts, chosen: TopState | None = None) -> str:
+def shown(
+    *queues: QueueFacts, chosen: TopState | None = None, groups: Sequence[GroupInfo] = ()
+) -> str:
     console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(draw(queues, chosen or TopState(), "redis://here"))
+    console.print(draw(queues, chosen or TopState(), "redis://here", None, groups))
     console.file.close()
     return console.export_text()
 
 
 def test_the_screen_has_trouble_first() -> None:
     text = shown(facts(counts={"waiting": 7}, records=[], connected=[]))
-    assert text.index("! emails  7 waiting, no worker connected") < text.index("QUEUE")
+    assert text.index("! emails: 7 waiting, no worker connected") < text.index("QUEUE")
     assert "All queues are healthy." in shown(facts())
     assert "No queues yet." in shown()
     assert "p pause" in shown(chosen=TopState(help=True))
@@ -140,6 +144,18 @@ def test_a_queue_fills_the_screen_and_nothing_is_obeyed() -> None:
     assert "\x1b" not in shown(queue_named("e\x1b[31m"))
 
 
+def test_the_largest_groups_of_a_queue_are_shown() -> None:
+    groups = [
+        GroupInfo("a\x1b[31m\n", 0, 2, 7, False, None, 2, 1),
+        GroupInfo("x" * 255, 5, 0, 0, False, None, None, 1),
+    ]
+    text = shown(facts(), chosen=TopState(queue="emails", inside=True), groups=groups)
+    assert "0 waiting      2 running        7 held   a" in text
+    assert "at its limit" in text
+    assert "\x1b" not in text
+    assert "xxx…" in text
+
+
 def queue_named(name: str) -> QueueFacts:
     return QueueFacts(name=name, now=at(), counts={str(state): 0 for state in STATES}, connected=[])
 
@@ -148,10 +164,11 @@ def test_without_a_terminal_it_is_one_table(cli: CommandLine) -> None:
     cli.queue("emails").add("send")
     result = cli.run("top", *cli.where)
     assert result.exit_code == 0
-    header, row = result.stdout.splitlines()
+    trouble, header, row = result.stdout.splitlines()
     assert header.split()[:3] == ["QUEUE", "WAITING", "OLDEST"]
     assert row.split()[:2] == ["emails", "1"]
-    assert "! emails: 1 waiting, no worker connected" in result.stderr
+    assert trouble == "! emails: 1 waiting, no worker connected"  # V39: also in a mail
+    assert row.split()[6:8] == ["0", "0"]  # V39: rates need two reads
     [told] = cli.json("top")["queues"]
     assert told.keys() == {"name", "counts", "rates", "workers", "trouble", "problem"}
     assert (told["name"], told["counts"]["waiting"]) == ("emails", 1)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from taskbull.cli.app_loading import COMPLETING
+from taskbull.cli.errors import advice
 from taskbull.cli.main import commands
+from taskbull.errors import ConnectionLost
 from tests.cli.conftest import CommandLine, Shop
 from tests.cli.programs import run
 
@@ -74,6 +78,46 @@ def test_a_call_with_redis_away_is_one_sentence_at_once(nowhere: Path) -> None:
         "taskbull: Cannot use Redis at 127.0.0.1:1: Connection refused. Start a server, or set"
     )
     assert len(done.stderr.splitlines()) == 1
+
+
+def leaves(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+SERVING = {"worker", "demo", "stop", "dashboard", "top", "exporter"}
+
+
+@pytest.mark.parametrize("app", ["no app", "an app"])
+def test_an_error_names_only_options_of_its_command(
+    cli: CommandLine, nowhere: Path, monkeypatch: pytest.MonkeyPatch, app: str
+) -> None:
+    monkeypatch.chdir(nowhere)
+    monkeypatch.setenv("TASKBULL_REDIS_URL", AWAY)
+    if app == "an app":
+        (nowhere / "far_app.py").write_text(
+            "from taskbull import App\napp = App('far')\n@app.task\ndef x() -> None: ...\n"
+        )
+    errors = 0
+    (nowhere / "x").write_text("{}")  # a file to restore
+    for path, command in leaves(commands):
+        options = {word for each in command.params for word in (*each.opts, *each.secondary_opts)}
+        options |= {"-h", "--help"}
+        arguments = [each for each in command.params if isinstance(each, click.Argument)]
+        values = ["x" for each in arguments if each.required]
+        words = (*path, *values, *(("--yes",) if "--yes" in options else ()))
+        if path[0] not in SERVING:
+            said = cli.run(*words, input="{}").stderr
+            errors += "Connection refused" in said
+            assert set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", said)) <= options, words
+        with click.Context(command):
+            said = advice(ConnectionLost("cannot connect to x:1: Connection refused"))
+        assert set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", said)) <= options, words
+    assert errors > 20
+    sys.modules.pop("far_app", None)
 
 
 @pytest.mark.parametrize(

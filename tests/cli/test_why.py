@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from taskbull.core.groups import Limiter
 from taskbull.core.queue_health import encode_note
 from taskbull.core.worker_record import BreakerRecord, WorkerRecord
 from taskbull.scripts import records
@@ -159,7 +160,7 @@ def test_a_job_waits_behind_others(scene: Scene) -> None:
     totals = {"count": 31, "prevTS": scene.now_ms, "prevCount": 30}
     scene.admin.hset(scene.keys.metrics_completed, mapping=totals)  # type: ignore[arg-type]
     scene.admin.rpush(scene.keys.metrics_completed_data, *[30] * 5)
-    assert "jobs/min, that is about" in scene.cli("why", "emails", "3")
+    assert "jobs/min (last minute), that is about" in scene.cli("why", "emails", "3")
 
 
 def test_a_job_in_no_list_is_lost(scene: Scene) -> None:
@@ -205,13 +206,14 @@ def test_a_job_shows_why(shop: Shop) -> None:
     assert shop.json("job", "emails", "1")["why"][0]["code"] == "no_worker"
 
 
+@pytest.mark.parametrize("running", [0, 1])  # The last record may be from before its first job.
 @pytest.mark.parametrize("connected", [True, False])
-def test_a_worker_that_was_killed_is_gone(scene: Scene, connected: bool) -> None:
+def test_a_worker_that_was_killed_is_gone(scene: Scene, connected: bool, running: int) -> None:
     scene.queue.add("send")
     scene.take()
     scene.queue.add("send")
     scene.admin.set(scene.keys.lock("1"), "token", px=20_000)
-    scene.record(concurrency=10, running=1, at_ms=scene.now_ms - 20_000)
+    scene.record(concurrency=10, running=running, at_ms=scene.now_ms - 20_000)
     name = scene.keys.connection_name("w1") if connected else "other"
     with redis.Redis.from_url(scene.cli.url, client_name=name) as worker:
         worker.ping()
@@ -246,8 +248,26 @@ def test_slots_that_are_all_busy_are_named(scene: Scene, finished: bool) -> None
         [queue] = scene.cli.json("top", "--once")["queues"]
         said = scene.cli("why", "emails")
     assert "All 2 slots of the only worker are busy; the longest-running job, hang#1, has" in said
-    assert ("Cancel it, or start another worker." in said) is not finished
+    assert (
+        "`taskbull stack` shows where it is. Cancel it, or start another worker." in said
+    ) is not finished
     troubles = [each["text"] for each in queue["trouble"] if each["code"] == "busy"]
     assert codes == [["busy"], ["busy", "behind"]]
     stuck = "all 2 slots busy, nothing finished for a minute; hang#1 has run for 5 min"
     assert troubles == ([] if finished else [stuck])
+
+
+def test_a_job_held_by_its_group_is_explained(scene: Scene) -> None:
+    for _ in range(2):
+        scene.queue.add("send", {}, group="acme")
+    scene.queue.set_group("acme", concurrency=1)
+    assert "group" not in scene.codes()
+    scene.admin.sadd(scene.keys.private("group", "acme", "running"), "1")
+    scene.admin.set(scene.keys.lock("1"), "token")
+    assert "group" in scene.codes("2")
+    assert "group acme runs 1 of 1 job." in scene.cli("why", "emails", "2")
+    scene.queue.set_group("acme", paused=True)
+    assert "group acme is paused" in scene.cli("why", "emails", "2")
+    scene.queue.set_group("acme", paused=False, concurrency=None, limiter=Limiter(1, 60))
+    scene.admin.set(scene.keys.private("group", "acme", "window"), 1, px=60_000)
+    assert "group acme is rate-limited" in scene.cli("why", "emails", "2")

@@ -7,15 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from taskbull.core.breaker import (
-    Breaker,
-    BreakerState,
-    CircuitBreaker,
-    Closed,
-    HalfOpened,
-    Opened,
-    Transition,
-)
 from taskbull.core.outcome import (
     Category,
     Complete,
@@ -29,6 +20,15 @@ from taskbull.core.outcome import (
     RetryAfter,
     SnoozeFor,
     Verdict,
+)
+from taskbull.core.retry import (
+    Breaker,
+    BreakerState,
+    CircuitBreaker,
+    Closed,
+    HalfOpened,
+    Opened,
+    Transition,
 )
 
 FAILURE = Failure(Category.UNKNOWN, "x", "x", ValueError("x"))

@@ -13,8 +13,7 @@ import pytest
 import redis
 import requests
 
-from taskbull.core.failure import classify, leaves
-from taskbull.core.outcome import Category
+from taskbull.core.outcome import Category, classify, leaves
 from taskbull.errors import (
     ConfigurationError,
     ConnectionLost,

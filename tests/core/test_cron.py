@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskbull.core import cron
-from taskbull.core.cron import CronLine, parse_cron
+from taskbull.core import schedule as cron
+from taskbull.core.schedule import CronLine, parse_cron
 from taskbull.errors import ConfigurationError
 
 PRAGUE = "Europe/Prague"

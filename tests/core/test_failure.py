@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from taskbull.core.failure import (
+from taskbull.core.job import compose
+from taskbull.core.outcome import (
     REASON_LIMIT,
     STACK_LIMIT,
     hint_for,
@@ -19,7 +20,6 @@ from taskbull.core.failure import (
     reason_of,
     stack_of,
 )
-from taskbull.core.middleware import compose
 from taskbull.core.payload import encode
 from taskbull.errors import (
     ConfigurationError,

@@ -21,6 +21,7 @@ from taskbull.core.wire.job import unescape
         ("order 0b5f0f5e-6f0e-4ac1-8a55-0b5f0f5e0000 is gone", "order <…> is gone"),
         ("object at 0x7f12ab90 is odd", "object at <…> is odd"),
         ("at 2026-11-17T13:00:05Z it broke", "at <…> it broke"),
+        ("cannot reach smtp1.example.org:25", "cannot reach smtp<…>.example.org:<…>"),  # V29
         ("utf8 is fine, decade too", "utf8 is fine, decade too"),
         ("first line\nsecond line 5", "first line"),
         ("", ""),

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.flow import Branch, Need, arrange
-from taskbull.core.job import NewJob
+from taskbull.core.job import Branch, Need, NewJob, arrange
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions, Keep, OnFailure
 from taskbull.core.wire.flow import decode_order, encode_members, encode_order
@@ -88,7 +87,7 @@ NEED = Need("text", "fetch", one=True)
 REFUSED: dict[str, tuple[Branch, str]] = {
     "twice": (
         branch("top", branch("a", job_id="x"), branch("b", job_id="x")),
-        "job x of queue q stands twice in the flow",
+        "job x of queue q is in the flow twice",
     ),
     "its own parent": (
         branch("top", branch("a", job_id="x"), job_id="x"),

@@ -22,8 +22,8 @@ from taskbull.core.validation import check_keywords
 from taskbull.core.wire.options import encode_options
 from taskbull.errors import ConfigurationError
 
-CONVERTED = {timedelta, str}
-"""What may be given for something else: for seconds, and for a `Dedup`."""
+CONVERTED = {timedelta, str, int}
+"""What may be given for something else: for seconds, for a `Dedup`, and for the id of a group."""
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,7 @@ OTHER_THAN_DEFAULT: dict[str, Any] = {
     "job_id": "a",
     "dedup": "a",
     "headers": {"a": "b"},
+    "group": "a",
     "keep_completed": Keep(count=7),
     "keep_failed": Keep(count=7),
     "timeout": 7,
@@ -85,7 +86,10 @@ OTHER_THAN_DEFAULT: dict[str, Any] = {
 def test_each_option_of_a_job_is_stored() -> None:
     by_time = {"delay", "eta", "expires"}  # counted from the moment of adding
     of_flows = {"on_failure"}  # by what a child says of its parent
-    assert OTHER_THAN_DEFAULT.keys() | by_time | of_flows == set(JobOptions.__struct_fields__)
+    of_groups = {"cost"}  # with a group
+    assert OTHER_THAN_DEFAULT.keys() | by_time | of_flows | of_groups == set(
+        JobOptions.__struct_fields__
+    )
     stored = {encode_options(JobOptions(), delay_ms=0)}
     for name, value in OTHER_THAN_DEFAULT.items():
         stored.add(encode_options(JobOptions(**{name: value}), delay_ms=0))

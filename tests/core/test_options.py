@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from taskbull.core.backoff import DEFAULT_BACKOFF, Backoff
-from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.job import NewJob
 from taskbull.core.options import Dedup, JobOptions, Keep
-from taskbull.core.retry import RetryPolicy
+from taskbull.core.retry import CircuitBreaker, RetryPolicy
 from taskbull.core.validation import shown
 from taskbull.errors import ConfigurationError
 

@@ -12,7 +12,7 @@ from taskbull import events as public
 from taskbull.core import events
 from taskbull.core.events import event_class_for
 from taskbull.core.outcome import Code, Discard, Kind, Loss, Outcome, Written
-from taskbull.scripts.loader import LUA
+from taskbull.scripts.call import LUA
 
 
 def test_the_script_knows_the_kinds_by_the_same_numbers() -> None:

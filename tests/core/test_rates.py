@@ -68,6 +68,7 @@ def test_a_rate_is_taken_over_what_is_known() -> None:
     assert Throughput([30, 60, 60, 60, 60, 60, 6000], "metrics").recent(30) == 1.0
     assert Throughput([30, 60, None], "metrics").recent(30) == 1.0
     assert Throughput([None, 60], "kept").recent(30) == 1.0
+    assert Throughput([20, None], "metrics").recent(0.1) == 20.0  # in a new queue
     assert Throughput([None, None], None).recent(30) is None
     assert Throughput([], None).recent(30) is None
     assert Throughput([1, 2, None, 4], "kept").total(2) == 3

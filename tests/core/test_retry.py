@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskbull.core.backoff import Backoff
-from taskbull.core.failure import REASON_LIMIT, STACK_LIMIT, reason_of, stack_of
 from taskbull.core.job import Job
 from taskbull.core.outcome import (
+    REASON_LIMIT,
+    STACK_LIMIT,
     Category,
     Fail,
     LimitQueue,
@@ -22,6 +23,8 @@ from taskbull.core.outcome import (
     RetryAfter,
     SnoozeFor,
     Verdict,
+    reason_of,
+    stack_of,
 )
 from taskbull.core.retry import RetryPolicy, attempts_of, decide, failure_before_run
 from taskbull.core.wire.backoff import StoredBackoff

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from taskbull.core.search import DataPath, Terms, read_terms
-from taskbull.core.wire.events import wanted
+from taskbull.core.wire.job import wanted
 from taskbull.errors import ConfigurationError
 
 NOW = datetime(2026, 11, 17, 12, 0, tzinfo=UTC)

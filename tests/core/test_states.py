@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskbull.core.states import (
+from taskbull.core.keys import (
     MAX_DUE_MS,
     MAX_PRIORITY,
     MAX_SAFE_INTEGER,

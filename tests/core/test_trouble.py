@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from taskbull.core.diagnosis import find_trouble
 from taskbull.core.queue_health import PauseNote, Throughput
-from taskbull.core.trouble import find_trouble
 from taskbull.core.worker_record import BreakerRecord, WorkerRecord
 from tests.core.test_why import NOW, at, ms, queue
 
@@ -21,6 +21,24 @@ def minutes(count: int) -> Throughput:
 
 
 RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    (
+        "refused",
+        {"refusal": ""},
+        {"refusal": "its memory is full"},
+        "Redis refuses writes (its memory is full): no job can be added or fetched",
+    ),
+    (
+        "clock",
+        {"records": [WorkerRecord(id="a", skew=0.0)]},
+        {"records": [WorkerRecord(id="a", skew=-300.0)]},
+        "the clock of worker a is 5 min behind Redis's",
+    ),
+    (  # Jobs that an operator cancelled are no problem.
+        "failing",
+        {"failed": minutes(14), "cancelled_share": 0.8},
+        {"failed": minutes(140), "cancelled_share": 0.8},
+        "28 failed in 10 min",
+    ),
     (
         "no_worker",
         {"records": [], "connected": [], "counts": {"completed": 9}},
@@ -62,7 +80,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"unknown_tasks": {"no_such": 15, "other": 1}},
         "15 jobs wait for task no_such, and 1 job for task other, which no worker has",
     ),
-    ("stalled", {}, {"lockless": 2}, "2 running jobs without a lock (worker gone)"),
+    ("stalled", {}, {"lockless": 2}, "2 running jobs without a lock (worker gone, or cut off)"),
     (
         "breaker",
         {"records": [HALF], "connected": ["b"]},
@@ -130,3 +148,8 @@ def test_the_worst_comes_first() -> None:
 
 def test_nobody_is_not_said_where_the_server_does_not_tell() -> None:
     assert find_trouble(queue(records=[], connected=None, counts={"waiting": 9})) == []
+
+
+def test_a_worker_that_cannot_write_its_record_is_known_by_its_name() -> None:
+    facts = queue(records=[WorkerRecord(id="a")], connected=["a", "web-1-812-0f3a9c", "", "mine"])
+    assert (facts.workers, facts.python_workers, facts.other_workers) == (4, 2, 2)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from taskbull.core.diagnosis import ChildFacts, JobFacts, explain, explain_queue
+from taskbull.core.keys import MAX_SAFE_INTEGER, JobState, QueueKeys
 from taskbull.core.queue_health import PauseNote, QueueFacts, Throughput, encode_note, read_note
-from taskbull.core.states import MAX_SAFE_INTEGER, JobState
-from taskbull.core.worker_record import BreakerRecord, WorkerRecord
+from taskbull.core.steps import JobStep
+from taskbull.core.worker_record import BreakerRecord, WorkerRecord, death_line, find_deaths
+from taskbull.queue.stores import not_in_time
 
 NOW = datetime(2026, 11, 17, 3, 0, 30, tzinfo=UTC)
 WORKER = WorkerRecord(id="web1-812", tasks=["send_email", "fetch"])
@@ -196,9 +199,13 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
         job(expires=NOW + timedelta(minutes=30)),
         "It will expire at 03:30 if it has not started.",
     ),
+    "expires, again": (
+        job(started=at(minutes=9), expires=at(minutes=-30)),
+        "It will expire at 03:30 if it has not started again.",
+    ),
     "behind": (
         job(queue(completed=Throughput([19 * 60, *[38 * 60] * 5], "metrics")), before=12_840),
-        "12,840 jobs are ahead of it. At 38 jobs/s, that is about 6 min.",
+        "12,840 jobs are ahead of it. At 38 jobs/s (last minute), that is about 6 min.",
     ),
     "behind, priority": (
         job(state=JobState.PRIORITIZED, before=1_000, before_unranked=900),
@@ -281,7 +288,7 @@ VARIANTS: list[tuple[JobFacts, str]] = [
     ),
     (
         job(queue(completed=Throughput([1, *[3] * 5], "kept")), before=9),
-        "9 jobs are ahead of it. At 2.9 jobs/min, that is about 3 min.",
+        "9 jobs are ahead of it. At 2.7 jobs/min (last minute), that is about 3 min.",
     ),
 ]
 
@@ -358,11 +365,67 @@ def test_a_queue_is_explained_as_well() -> None:
     assert [reason.code for reason in explain_queue(queue())] == ["idle"]
     waits = queue(counts={"waiting": 5}, waiting_since=at(minutes=2), records=[], connected=[])
     assert [reason.code for reason in explain_queue(waits)] == ["no_worker", "waiting"]
-    grows = queue(counts={"waiting": 60}, completed=Throughput([30, 60], "metrics"), arrivals=2.0)
-    assert (
-        explain_queue(grows)[-1].text
-        == "60 jobs are waiting. Workers finish 1 job/s, but jobs are added faster."
+    ends = Throughput([30, 60, 60], "metrics")
+    grows = queue(counts={"waiting": 60}, completed=ends, arrivals=2.0)
+    text = "60 jobs are waiting. Workers finish 1 job/s (last minute), but jobs are added faster."
+    assert explain_queue(grows)[-1].text == text
+
+
+def test_an_estimate_needs_a_minute_of_data() -> None:  # V27
+    begun = queue(counts={"waiting": 9_000}, completed=Throughput([300, 0, 0], "metrics"))
+    text = explain_queue(begun)[-1].text
+    assert "in the last minute" in text
+    assert "empty in" not in text
+    behind = explain(job(begun, before=10)).reasons[0].text
+    assert behind == "10 jobs are ahead of it."
+    ends = Throughput([300, 600, 600], "metrics")
+    steady = queue(counts={"waiting": 9_000}, completed=ends)
+    assert "empty in about" in explain_queue(steady)[-1].text
+    held: list[dict[str, Any]] = [
+        {"paused": True},
+        {"records": [], "connected": []},
+        {"refusal": "its memory is full"},
+    ]
+    for facts in held:
+        none = queue(**{"counts": {"waiting": 9}, "completed": ends, **facts})
+        assert none.seconds_left is None
+        assert "empty in" not in explain_queue(none)[-1].text
+
+
+def test_samples_measure_both_rates_over_one_window() -> None:  # V27
+    ends = Throughput([300, 600, 600], "metrics")
+    sampled = queue(counts={"waiting": 90}, completed=ends, arrivals=1.0, finishes=10.0)
+    assert (sampled.out, sampled.seconds_left) == (10.0, 10.0)
+
+
+def test_refused_writes_are_the_first_reason() -> None:  # V30
+    full = queue(counts={"waiting": 9}, refusal="its memory is full")
+    assert explain_queue(full)[0].text == (
+        "Redis refuses writes: its memory is full. No worker can fetch a job."
     )
+    assert explain(job(full)).reasons[0].code == "refused"
+
+
+def test_a_pending_cancel_is_shown() -> None:  # V35
+    asked = job(state=JobState.ACTIVE, lock_seconds=20.0, deferred_failure="cancelled: drill")
+    first = explain(asked).reasons[0]
+    assert first.code == "cancelling"
+    assert "asked to stop (cancelled: drill)" in first.text
+
+
+def test_the_deaths_of_workers_are_named() -> None:  # V34
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    lines = [death_line("w1", "SIGKILL", at, 0), "hello", death_line("w2", "exit code 9", at, 3)]
+    deaths = find_deaths(lines)
+    facts = JobFacts(queue=queue(), id="1", stored=True, state=JobState.FAILED, deaths=deaths)
+    assert explain(facts).reasons[-1].text == (
+        "2 workers died while running it: w1 with SIGKILL (perhaps out of memory) at "
+        "2026-01-02T03:04:05Z and w2 with exit code 9 at 2026-01-02T03:04:05Z. With process=True, "
+        "a task that kills its process harms no other job."
+    )
+
+
+def test_more_of_a_queue_is_explained() -> None:
     lockless = queue(counts={"active": 1}, lockless=1)
     assert explain_queue(lockless)[0].text == "1 running job lost its worker."
 
@@ -375,3 +438,21 @@ def test_what_is_no_note_is_none(raw: bytes) -> None:
 def test_a_note_is_of_bounded_size() -> None:
     raw = encode_note("b" * 1000, 5, "w" * 10_000)
     assert read_note(raw) == PauseNote("b" * 100, 5, "w" * 500)
+
+
+@pytest.mark.parametrize("word", ["x; touch pwned", "it's", "$(id)", "-f", "a\nb", "`id`", "", "ü"])
+def test_commands_to_copy_quote_what_they_name(word: str) -> None:  # K6
+    wait = JobStep("signal", word, 1, NOW, None)
+    waiting = job(id=word, state=JobState.WAITING_CHILDREN, waits=[wait])
+    quiet = queue(records=[WorkerRecord(id=word, quiet=True)], connected=[word])
+    for text, wanted in (
+        (explain(waiting).text, ["signal", "emails", word, word, "JSON"]),
+        (explain_queue(quiet)[0].text, ["resume-worker", word]),
+        (str(not_in_time(QueueKeys("emails"), word, 1.0)), ["why", "emails", word]),
+    ):
+        copied = text.partition("taskbull ")[2].partition(". ")[0].rstrip(".`")
+        if text.startswith("Job '"):
+            copied = text.partition("To find out: taskbull ")[2]
+        found = shlex.split(copied)
+        assert [each for each in found if each != "--"] == wanted
+        assert ("--" in found) is word.startswith("-")

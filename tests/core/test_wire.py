@@ -19,11 +19,12 @@ from taskbull.core.wire.job import (
     decode_job,
     decode_taken,
     encode_data,
+    encode_job,
+    encode_jobs,
     encode_progress,
     encode_stacktrace,
     encode_value,
 )
-from taskbull.core.wire.new_job import encode_job, encode_jobs
 from taskbull.core.wire.options import StoredOptions, decode_options
 from taskbull.errors import ConfigurationError, CorruptJob, SerializationError
 
@@ -527,3 +528,43 @@ def test_the_stacks_of_a_job_have_a_megabyte_at_most(size: int) -> None:  # S13
 def test_options_of_more_than_a_megabyte_are_not_read() -> None:  # S13
     job = decode_job(b"1", {b"opts": b'{"parent":{"x":"%b"}}' % (b"x" * 1_000_000)})
     assert job.corrupt is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"attempts":3,"removeOnComplete":5,"group":{"id":"a"}}',
+        '{"attempts":3,"group":{"id":"a","cost":4}}',
+        '{"attempts":3,"group":{"id":42}}',
+        '{"attempts":3,"group":{"id":"\\",\\"group\\":{\\"id\\":\\"b"}}',
+        '{"attempts":3,"group":{"id":"x"},"group":{"id":"a"}}',
+        '{"attempts":"x","timeout":-1,"group":{"id":"a"}}',
+        '{"attempts":3,"group":{"id":{}}}',
+        '{"attempts":3,"group":{"id":null}}',
+        '{"attempts":3,"group":{"id":"a","cost":1e400}}',
+        '{"attempts":3,"group":{"id":"a","x":{"y":1}}}',
+        '{"x":{"y":1,"group":{"id":"a"}}}',
+        '{"x":{"y":1,"group":{"id":"a"}},"attempts":3}',
+        '{"attempts":3,"x":",","group":{"id":"a"}}',
+        '{"attempts":3,"group":{"id":"a"},"z":{}}',
+    ],
+)
+def test_options_with_a_group_decode_like_others(text: str) -> None:
+    # The space makes it decode the whole text.
+    found, expected = decode_options(text.encode()), decode_options(f"{text} ".encode())
+    assert found == expected
+    assert found.group_id == expected.group_id
+    assert found.completed_bounds == expected.completed_bounds
+    text = text.replace('"a"', '"other"')
+    assert decode_options(text.encode()) == decode_options(f"{text} ".encode())
+    assert found == expected
+
+
+def test_options_with_a_group_are_refused_like_others() -> None:
+    for text in (
+        '{"attempts":3 3,"group":{"id":"a"}}',
+        '{"x":[1,"group":{"id":"a"}}',
+        '"group":{"id":"a"}}',
+    ):
+        with pytest.raises(ValueError, match="JSON is malformed"):
+            decode_options(text.encode())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from taskbull.core.job import Ending
-from taskbull.core.states import JobState
-from taskbull.core.wire.events import decode_end, decode_event, tells_how_it_stands
+from taskbull.core.keys import JobState
+from taskbull.core.wire.job import decode_end, decode_event, tells_how_it_stands
 
 Fields = list[bytes]
 

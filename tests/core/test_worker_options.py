@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.options import Limiter, WorkerOptions
+from taskbull.core.groups import Limiter
+from taskbull.core.options import WorkerOptions
 from taskbull.errors import ConfigurationError
 
 

@@ -15,14 +15,18 @@ import anyio
 import pytest
 
 from taskbull import App, Every, SyncQueue
-from taskbull.core.wire.new_job import read_copy
+from taskbull.core.groups import GroupInfo, Limiter
+from taskbull.core.options import WorkerOptions
+from taskbull.core.wire.job import read_copy
 from taskbull.dashboard import Dashboard
 from taskbull.dashboard.actions.queues import ACTIONS
 from taskbull.dashboard.html import MASK
+from taskbull.worker.worker import Worker
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.dashboard.seeding import complete, fail, run
 from tests.dashboard.test_pages import texts
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
+from tests.worker.bed import echo
 
 
 @pytest.fixture
@@ -54,11 +58,11 @@ async def test_failed_jobs_are_retried(visitor: Visitor, emails: SyncQueue, admi
     assert emails.counts()["waiting"] == 2
 
 
-async def test_a_job_can_get_all_its_attempts_anew(
+async def test_a_job_can_get_all_its_attempts_back(
     visitor: Visitor, emails: SyncQueue, admin: Any
 ) -> None:
     fail(admin, emails, "a", "x")
-    await do(visitor, "retry", id="a", state="failed", attempts="anew")
+    await do(visitor, "retry", id="a", state="failed", attempts="reset")
     job = emails.get_job("a")
     assert job is not None
     assert job.attempts_made == 0
@@ -393,6 +397,37 @@ async def test_a_schedule_is_run_and_removed(visitor: Visitor, emails: SyncQueue
     assert gone.status_code == 404
 
 
+async def shown(visitor: Visitor, text: str) -> None:
+    """Wait until the workers page contains a text."""
+    while text not in (await visitor.get("workers")).text:  # noqa: ASYNC110 - there is no event
+        await anyio.sleep(0.05)
+
+
+async def test_a_worker_is_made_quiet_and_resumed(
+    visitor: Visitor,
+    emails: SyncQueue,
+    server: Reachable,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = WorkerOptions(worker_id="ann", records=True)
+    worker = Worker(emails.name, echo, redis=server.url, prefix=prefix, options=options)
+    quiet, resume = (f'name="action" value="{name}"' for name in ("quiet", "resume-worker"))
+    async with worker.running():
+        await shown(visitor, quiet)
+        # From here on, records are read again because of the actions, or not at all.
+        monkeypatch.setattr("taskbull.monitor.overview._SLOWLY", 3600.0)
+        assert await do(visitor, "quiet", id="ann") == "Worker ann will fetch no more jobs."
+        await shown(visitor, resume)
+        assert worker.is_quiet
+        assert quiet not in (await visitor.get("workers")).text
+        assert await do(visitor, "resume-worker", id="ann") == "Worker ann will fetch jobs again."
+        await shown(visitor, quiet)
+        unknown = await visitor.act("quiet", q="emails", id="bob")
+        assert unknown.status_code == 404
+        assert "No taskbull worker 'bob' is running" in html.unescape(unknown.text)
+
+
 async def test_what_was_done_is_listed_for_an_hour(
     visitor: Visitor, emails: SyncQueue, admin: Any
 ) -> None:
@@ -446,12 +481,12 @@ async def test_exactly_the_jobs_with_an_error_are_retried(
     assert again.status_code == 409
 
 
-async def test_a_group_may_get_all_its_attempts_anew(
+async def test_a_group_may_get_all_its_attempts_back(
     visitor: Visitor, emails: SyncQueue, admin: Any
 ) -> None:
     for job_id in ("a", "b"):
         fail(admin, emails, job_id, "x")
-    await do(visitor, "retry-group", **await _group(visitor), most="1", attempts="anew")
+    await do(visitor, "retry-group", **await _group(visitor), most="1", attempts="reset")
     await do(visitor, "retry-group", **await _group(visitor), most="1", attempts="more")
     assert sorted(job.attempts_made for job in emails.get_jobs("waiting")) == [0, 1]
 
@@ -464,7 +499,7 @@ async def test_all_failed_jobs_are_retried_carefully(
     assert "Retry all…" in (await visitor.get("errors?q=emails")).text
     assert "Retry all…" in (await visitor.get("queue?q=emails&state=failed")).text
     assert "Retry all…" not in (await visitor.get("queue?q=emails")).text
-    assert await do(visitor, "retry-all", most="1", attempts="anew") == "Started."
+    assert await do(visitor, "retry-all", most="1", attempts="reset") == "Started."
     [first] = emails.get_jobs("waiting")
     assert (first.id, first.attempts_made) == ("t00", 0)
     await do(visitor, "retry-all", most="10")
@@ -560,8 +595,9 @@ async def test_jobs_are_cancelled_unless_they_have_ended(
 
 
 def test_every_action_is_tested() -> None:
-    tree = ast.parse(Path(__file__).read_text())
-    tests = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)]
+    files = (Path(__file__), Path(__file__).with_name("test_steps.py"))
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    tests = [node for node in nodes if isinstance(node, ast.AsyncFunctionDef)]
     literals = [each for test in tests for each in ast.walk(test) if isinstance(each, ast.Constant)]
     assert set(ACTIONS) - {literal.value for literal in literals} == set()
 
@@ -583,3 +619,38 @@ async def test_what_is_left_of_many_groups_is_not_acted_on_as_one(
         asked = await visitor.post("confirm", {"action": action, "q": "emails", "group": rest})
         assert asked.status_code == 409
         assert "These are different errors" in asked.text
+
+
+async def test_a_group_is_paused_and_limited(visitor: Visitor, emails: SyncQueue) -> None:
+    hostile = "<b>a\x07 &" + "x" * 200
+    shown = html.escape(hostile).replace("\x07", r"\x07")
+    for group in (hostile, hostile, "b"):
+        emails.add("send", group=group)
+
+    def found() -> GroupInfo:
+        return next(each for each in emails.groups() if each.id == hostile)
+
+    page = (await visitor.get("groups?q=emails")).text
+    assert "<b>a" not in page
+    assert "&lt;b&gt;a" in page
+    assert await do(visitor, "pause-group", id=hostile) == f"Group {shown} paused."
+    assert (found().paused, found().held) == (True, 2)
+    assert "paused" in (await visitor.get("groups?q=emails")).text
+    await do(visitor, "resume-group", id=hostile)
+    assert not found().paused
+    said = await do(visitor, "group-limits", id=hostile, concurrency="3", most="100", weight="2")
+    assert said == f"Group {shown}: concurrency 3, weight 2, limiter 100 per 1 min."
+    assert (found().concurrency, found().weight) == (3, 2)
+    assert found().limiter == Limiter(100, 60)
+    form = {"action": "group-limits", "q": "emails"}
+    asked = await visitor.post("confirm", {**form, "id": hostile})
+    assert "Now: concurrency 3, limiter 100 per 1 min, weight 2." in asked.text
+    asked = await visitor.post("confirm", {**form, "id": "b"})
+    assert "Now: concurrency no limit, limiter no limit, weight 1." in asked.text
+    said = await do(visitor, "group-limits", id="b", concurrency="", most="", weight="")
+    assert said == "Group b: nothing changed."
+    await do(visitor, "group-limits", id=hostile, concurrency="0", most="0", weight="0")
+    assert (found().concurrency, found().weight) == (None, 1)
+    refused = await visitor.act("group-limits", q="emails", id="b", concurrency="999999999")
+    assert refused.status_code == 400
+    assert "group concurrency must be" in refused.text

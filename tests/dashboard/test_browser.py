@@ -15,7 +15,7 @@ import redis
 from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
 from taskbull import Every, SyncQueue
-from taskbull.core.wire.new_job import read_copy
+from taskbull.core.wire.job import read_copy
 from tests.dashboard.answers import mounted
 from tests.dashboard.browser import FLAGS, chromium, served, violations, visiting
 from tests.dashboard.conftest import MakeQueue
@@ -142,7 +142,7 @@ def test_the_questions_of_the_night(night: dict[str, SyncQueue], page: Page) -> 
     # 4: are workers alive, or stuck on something?
     page.get_by_role("link", name="Workers", exact=True).click()
     expect(page.locator("#workers")).to_contain_text("mailer-1")
-    expect(page.locator("#longest")).to_contain_text("lost (worker gone)")
+    expect(page.locator("#longest")).to_contain_text("lost (worker gone, or cut off)")
 
 
 @pytest.mark.full
@@ -397,6 +397,26 @@ def test_a_password_and_a_plain_name_work_together(
         other.close()
 
 
+@pytest.mark.full
+def test_a_chart_is_read_by_pointer_and_by_keys(night: dict[str, SyncQueue], page: Page) -> None:
+    page.goto("queue?q=emails")
+    chart = page.locator("figure.chart").first
+    chart.locator(".period").nth(20).hover()
+    expect(chart.locator(".value")).to_contain_text("completed 3")
+    page.mouse.move(0, 0)
+    expect(chart.locator(".value")).to_contain_text("the finished jobs that are still stored")
+    chart.locator("svg").focus()
+    page.keyboard.press("ArrowLeft")
+    latest = chart.locator(".value").text_content() or ""
+    page.keyboard.press("ArrowLeft")
+    expect(chart.locator(".value")).not_to_have_text(latest)
+    expect(chart.locator(".value")).to_contain_text("completed")
+    page.get_by_text("Values as a table").click()
+    expect(page.locator("#activity-values tr")).to_have_count(30)
+    page.get_by_role("link", name="Last day").click()
+    expect(page.locator("#activity-values tr")).to_have_count(48)
+
+
 # For everybody
 
 
@@ -409,6 +429,7 @@ PAGES = {
     "schedules": "schedules",
     "workers": "workers",
     "operations": "operations",
+    "redis": "redis",
 }
 
 

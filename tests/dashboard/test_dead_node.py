@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from taskbull import SyncQueue
 from taskbull.cli import server as cli_server
-from taskbull.cli.commands.exporter import ServerMetrics
+from taskbull.cli.commands.dashboard import ServerMetrics
 from taskbull.cli.main import commands
 from taskbull.core.keys import QueueKeys
 from taskbull.dashboard import Dashboard

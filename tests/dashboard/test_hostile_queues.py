@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import time
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ import anyio
 import pytest
 from click.testing import CliRunner
 
+from taskbull.cli.commands.dashboard import ServerMetrics
 from taskbull.cli.main import commands
 from taskbull.dashboard import Dashboard
-from taskbull.dashboard.pages import job_fields
+from taskbull.dashboard.pages import job as job_fields
 from taskbull.monitor.server import Server, SyncServer
+from taskbull.observability.exporters import render
 from tests.dashboard.conftest import MakeQueue, Visitor
+from tests.observability.scraping import Scrape
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
 
 SUFFIXES = (
@@ -24,6 +28,7 @@ SUFFIXES = (
     *("failed", "stalled", "stalled-check", "limiter", "meta", "events", "id", "marker", "repeat"),
     *("metrics:completed", "metrics:completed:data", "metrics:failed", "metrics:failed:data"),
     *("tb:workers", "tb:note", "tb:flows", "tb:cancelling", "tb:cancel", "tb:sampler", "tb:errors"),
+    *("tb:turns", "tb:held", "tb:running", "tb:groups", "tb:hooks", "tb:ended", "tb:suspects"),
 )
 SCORED = ("tb:workers", "delayed", "failed", "completed", "prioritized", "repeat")
 NUMBERS = ("inf", "nan", "9" * 400, "-1e308", b"\xff")
@@ -104,6 +109,23 @@ def shapes() -> Iterator[tuple[str, Write]]:
             r.hset(b + "l:lock", "a", "b"),
         ),
     )
+    group = '{"group":{"id":"g"}}'
+    for key in ("turns", "held", "groups", "group:g:jobs", "group:g:running", "group:g:window"):
+        for kind, fill in (
+            ("text", lambda r, k: r.set(k, "x")),
+            ("list", lambda r, k: r.rpush(k, b"\xff")),
+            ("zset", lambda r, k: r.zadd(k, {b"\xff": inf, "g": -inf, "": 1e300})),
+            ("hash", lambda r, k: r.hset(k, mapping={b"+\xff": "x", "=": "1 1e400 - -", "+g": ""})),
+        ):
+            yield (
+                f"group-{key}-{kind}",
+                lambda r, b, k=key, f=fill: (
+                    r.hset(b + "h", mapping={"name": "x", "data": "{}", "opts": group}),
+                    r.zadd(b + "prioritized", {"h": 2**31}),
+                    r.hset(b + "meta", "tb:groups", "1"),
+                    f(r, f"{b}tb:{k}"),
+                ),
+            )
     yield "job-text", lambda r, b: (r.zadd(b + "failed", {"s": 1}), r.set(b + "s", "x"))
     yield "ids-bytes", lambda r, b: (r.lpush(b + "wait", b"\xff"), r.lpush(b + "active", b"\xff"))
     yield "e" * 300, lambda r, b: None
@@ -133,16 +155,93 @@ async def test_no_shape_in_one_queue_hides_another(  # S5
     visitor = Visitor(Dashboard(redis=server.url, prefix=prefix))
     statuses = {
         page: (await visitor.get(page)).status_code
-        for page in ("", "queue?q=good", "errors?q=good", "job?q=good&id=1", "schedules", "workers")
+        for page in (
+            *("", "queue?q=good", "errors?q=good", "job?q=good&id=1", "schedules", "workers"),
+            *("operations", "redis", "metrics"),
+        )
     }
     assert set(statuses.values()) == {200}, statuses
     overview = (await visitor.get("")).text
     assert "q=good" in overview
+    found = Scrape((await visitor.get("metrics")).text)
+    assert found.value("bullmq_queue_length", queue="good", state="waiting") == 1
+    exported = ServerMetrics(SyncServer(server.url, prefix=prefix))
+    exported.sample()
+    found = Scrape(render(exported.snapshot())[0].decode())
+    assert found.value("bullmq_queue_length", queue="good", state="waiting") == 1
     assert overview.count("cannot be read") > 10
     assert f'id="queue-{"e" * 300}"' in overview
     readable = [name for name in names if not name.endswith(("-text", "-hash"))]
     own = {name: (await visitor.get(f"queue?q={name}")).status_code for name in readable[::2]}
     assert 500 not in own.values(), own
+
+
+DEEP = "[" * 100_000
+HUGE = "9" * 5000
+STEP = '{"at":1,"took":2,"value":1}'
+STEPS: dict[str, Any] = {
+    "not-json": {"step:a#1": "x", "signal:b#1": "x", "sleep:#1": "[", "done:sleep:#1": "x"},
+    "bad-ends": {"sleep:#1": '{"at":1}', "done:sleep:#1": "x", "signal:b#1": '{"at":1}',
+                 "done:signal:b#1": f'{{"at":{HUGE},"sent":{HUGE}}}'},
+    "no-signal": {"signal:b#1": '{"at":1}', "done:signal:b#1": '{"at":2,"sent":7}',
+                  "sent:b#7": b"\xff"},
+    "huge": {f"step:a#{HUGE}": STEP, "step:b#1": f'{{"at":{HUGE},"took":{HUGE},"value":1}}',
+             "sleep:#1": f'{{"at":-{HUGE},"until":{HUGE}}}'},
+    "deep": {"step:a#1": f'{{"at":1,"took":1,"value":{DEEP}}}',
+             "step:b#1": f'{{"at":1,"took":1,"value":{DEEP}{"]" * 100_000}}}'},
+    "names": {b"step:\xff#1": STEP, "step:#": STEP, "step:": STEP, "wrong:a#1": STEP,
+              f"step:{'n' * 70_000}#1": STEP, "step:a@b#1": STEP},
+    "nan": {"step:a#1": '{"at":NaN,"took":1e400,"value":NaN}', "step:b#1": '{"at":1.5}'},
+}  # fmt: skip
+ITEMS: dict[str, list[dict[str, Any]]] = {
+    "not-json": [{"item": "x"}, {"item": b"\xff"}, {"item": DEEP}, {"item": ""}],
+    "other": [{"x": "y"}, {"length": "x"}, {"length": HUGE}, {"event": "restart"}],
+    "events": [{"event": "restart", "attempt": HUGE}, {"event": "restart", "attempt": "²"},
+               {"event": "end", "state": b"\xff", "reason": "r" * 300_000}],
+}  # fmt: skip
+
+
+def seed_jobs(admin: Any, prefix: str) -> list[str]:
+    """Write jobs with hostile steps and streams to a queue; return their ids."""
+    base = f"{prefix}:evil:"
+    for name, fields in STEPS.items():
+        admin.hset(f"{base}steps-{name}:tb:steps", mapping=fields)
+    for name, entries in ITEMS.items():
+        for entry in entries:
+            admin.xadd(f"{base}items-{name}:tb:items", entry)
+    for kind in ("steps", "items"):
+        admin.set(f"{base}{kind}-text:tb:{kind}", "oops")
+    admin.hset(base + "meta", "opts.maxLenEvents", 10_000)
+    ids = [*(f"steps-{name}" for name in (*STEPS, "text")),
+           *(f"items-{name}" for name in (*ITEMS, "text"))]  # fmt: skip
+    for place, job_id in enumerate(ids):
+        admin.hset(base + job_id, mapping={"name": "noop", "data": "{}", "timestamp": 1})
+        admin.zadd(base + "waiting-children", {job_id: place})
+    return ids
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_hostile_steps_and_items_leave_a_job_visible(  # S5
+    server: Reachable, prefix: str, admin: Any
+) -> None:
+    ids = seed_jobs(admin, prefix)
+    visitor = Visitor(Dashboard(redis=server.url, prefix=prefix))
+    pages = {each: await visitor.get(f"job?q=evil&id={each}") for each in ids}
+    assert {each: page.status_code for each, page in pages.items()} == dict.fromkeys(ids, 200)
+    assert max(len(page.content) for page in pages.values()) < 100_000
+    parts = {each: (await visitor.get(f"stack?q=evil&id={each}")).status_code for each in ids}
+    assert set(parts.values()) == {409}
+
+
+def test_commands_show_jobs_with_hostile_steps_and_items(  # S5
+    server: Reachable, prefix: str, admin: Any
+) -> None:
+    where = ("--redis", server.url, "--prefix", prefix)
+    for job_id in seed_jobs(admin, prefix):
+        for words in (("job", "evil", job_id), ("why", "evil", job_id)):
+            for more in ((), ("--json",)):
+                done = CliRunner().invoke(commands, [*words, *more, *where], prog_name="taskbull")
+                assert done.exit_code == 0, (words, done.output[-500:], done.exception)
 
 
 async def test_a_search_in_all_queues_passes_over_one_that_cannot_be_read(  # S5
@@ -236,6 +335,26 @@ async def test_a_download_is_as_long_as_the_data_and_others_are_served_meanwhile
     assert len(page.content) < 200_000
 
 
+async def test_a_page_reads_no_results_of_steps(  # S7
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    job = emails.add("send")
+    key = f"{emails.keys.job(job.id)}:tb:steps"
+    large = "x" * 3_000_000
+    records = {f"step:large#{n}": f'{{"at":{n},"took":5,"value":"{large}"}}' for n in range(1, 5)}
+    admin.hset(key, mapping=records | {"step:small#1": '{"at":1,"took":5,"value":7}'})
+    sent = admin.info("stats")["total_net_output_bytes"]
+    page = await visitor.get(f"job?q=emails&id={job.id}")
+    assert html.unescape(page.text).count("step 'large'") == 2
+    assert "step 'small'" in html.unescape(page.text)
+    assert "Some steps are not shown." in page.text
+    assert admin.info("stats")["total_net_output_bytes"] - sent < 1_000_000
+    admin.hset(key, mapping={f"step:many#{number}": "{}" for number in range(3000)})
+    page = await visitor.get(f"job?q=emails&id={job.id}")
+    assert "Some steps are not shown." in page.text
+
+
 async def test_what_is_too_large_is_not_downloaded(  # S7
     visitor: Visitor, make_queue: MakeQueue, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +378,8 @@ async def test_what_is_too_large_is_not_downloaded(  # S7
         ("", {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate",
               "sec_fetch_dest": "iframe"}, 403),
         ("download?q=q&id=1", {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}, 403),
+        ("stack?q=q&id=1", {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}, 403),
+        ("stack?q=q&id=1", {"sec_fetch_site": "same-origin", "sec_fetch_mode": "navigate"}, 404),
         ("download?q=q&id=1", {"sec_fetch_site": "same-origin", "sec_fetch_mode": "navigate"}, 404),
         ("", {"sec_fetch_site": "none", "sec_fetch_mode": "navigate"}, 200),
     ],

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskbull.dashboard.components import ago, sparkline
 from taskbull.dashboard.html import (
     Element,
     a,
@@ -24,6 +23,7 @@ from taskbull.dashboard.html import (
     url,
     visible,
 )
+from taskbull.dashboard.layout import ago, sparkline
 
 HOSTILE = [
     "<script>alert(1)</script>",

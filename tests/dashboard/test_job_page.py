@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import anyio
 import pytest
 
 from taskbull import App, Backoff, SyncQueue
@@ -137,8 +138,56 @@ async def test_what_the_events_have_forgotten_is_not_invented(
     assert "These events do not cover all attempts." in texts(page)
 
 
+async def test_the_stack_of_a_running_job_is_shown(
+    visitor: Visitor, server: Reachable, prefix: str
+) -> None:  # V34
+    app = App("shop", redis=server.url, prefix=prefix)
+    gate, started = anyio.Event(), anyio.Event()
+
+    @app.task(queue="emails")
+    async def send() -> None:
+        started.set()
+        await gate.wait()
+
+    job = await send.adelay()
+    async with app.worker().running():
+        await started.wait()
+        shown = await visitor.get(f"job?q=emails&id={job.id}")
+        assert "where it is now" in shown.text
+        read = texts((await visitor.get(f"stack?q=emails&id={job.id}")).text)
+        assert "in its event loop" in read
+        assert "await gate.wait()" in read
+        gate.set()
+        await job.aresult()
+    answer = await visitor.get(f"stack?q=emails&id={job.id}")
+    assert answer.status_code == 409
+    assert "completed" in answer.text
+
+
 async def test_a_job_with_one_attempt_has_no_list_of_them(
     visitor: Visitor, emails: SyncQueue, admin: Any
 ) -> None:
     fail(admin, emails, "j", "x")
     assert "attempt-list" not in (await visitor.get("job?q=emails&id=j")).text
+
+
+async def test_the_last_items_of_a_stream_are_shown(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    complete(admin, emails, "j", "done")
+    assert 'id="stream" hidden' in (await visitor.get("job?q=emails&id=j")).text
+    for number in range(1, 31):
+        item = {"word": f"<b>{number}</b>", "password": "s3cret"}
+        raw = json.dumps("x" * 5000 if number == 29 else item)
+        admin.xadd(emails.keys.items("j"), {"item": raw}, id=f"1-{number}")
+    admin.xadd(
+        emails.keys.items("j"), {"event": "end", "state": "completed"}, id="1-18446744073709551615"
+    )
+    page = (await visitor.get("job?q=emails&id=j")).text
+    read = texts(page)
+    assert "Stream, 30 items" in read
+    assert "The first 11 items are not shown." in read
+    assert "(5,002 bytes)" in read
+    assert "&lt;b&gt;30&lt;/b&gt;" in page
+    assert "<b>" not in page
+    assert "s3cret" not in page

@@ -74,6 +74,7 @@ def test_what_was_masked_is_restored_after_an_edit() -> None:
         '{"body": "{\\"password\\": \\"s3cr',
         '{"a": "[\\"{\\\\\\"token\\\\\\":\\\\\\"s3cret\\\\\\"}\\"]"}',
         '{"h": "Bearer s3cretabc"}',
+        '{"job": "1", "signal": "otp", "value": "s3cret"}',
         '{"h": "basic czNjcmV0"}',
     ],
 )

@@ -16,9 +16,9 @@ import pytest
 from anyio import CancelScope
 
 from taskbull.dashboard import Dashboard
-from taskbull.dashboard.components import ago
 from taskbull.dashboard.html import Rendered, prerender, tr
-from taskbull.dashboard.sampler import INTERVAL
+from taskbull.dashboard.layout import ago
+from taskbull.dashboard.queue_line import INTERVAL
 from taskbull.dashboard.state import (
     MOST_STREAMS,
     STREAM_LIMIT,
@@ -73,7 +73,7 @@ async def test_a_change_is_sent_as_the_row_that_has_changed(
     emails = make_queue("emails")
     emails.add("send")
     async with streaming(dashboard, "page=") as stream:
-        first = await stream.message()
+        first = await stream.message(lambda it: "queues" in it.get("lists", {}))
         assert first["lists"]["queues"]["order"] == ["queue-emails"]
         emails.add_bulk([("send", {})] * 6)
         changed = await stream.message(lambda it: "queues" in it.get("lists", {}))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from taskbull.core.keys import JobState
 from taskbull.core.queue_health import QueueFacts
-from taskbull.core.states import JobState
 from taskbull.dashboard.html import Rendered
-from taskbull.dashboard.queue_line import draw_line, line_of
-from taskbull.dashboard.sampler import QueueState
+from taskbull.dashboard.queue_line import QueueState, draw_line, line_of
 from taskbull.monitor.browse import QueueSample
 from tests.dashboard.test_html import read
 

@@ -36,6 +36,12 @@ def test_jobs_that_say_nothing_have_no_figures() -> None:
     assert figures_of([gone]).tasks == []
 
 
+def test_cancelled_jobs_are_no_failures() -> None:  # V35
+    job = Job(id="1", name="x", failed_reason="cancelled: by request")
+    [task] = figures_of([JobRow("q", job, JobState.FAILED, 1)]).tasks
+    assert task.failed == 0
+
+
 async def test_they_stand_on_the_page_of_the_queue(
     visitor: Visitor, make_queue: MakeQueue, admin: Any
 ) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import expect, sync_playwright
 
+from tests.dashboard.browser import FLAGS, chromium
 from tests.examples.conftest import OpenExample
 from tests.examples.programs import Program
 from tests.servers.waiting import wait_until
@@ -26,7 +28,7 @@ def client_of(server: Program) -> Iterator[httpx.Client]:
 @pytest.mark.full
 def test_fastapi_adds_jobs_and_tells_how_they_are(on_server: OpenExample) -> None:
     place = on_server("with_fastapi")
-    place.env["PAGES_PER_SECOND"] = "100"
+    place.env |= {"PAGES_PER_SECOND": "100", "RUN_WORKER": "no"}
     web = place.python("-m", "uvicorn", "web:api", "--port", "0")
     with web, place.worker("reports:app") as worker, client_of(web) as client:
         ordered = client.post("/reports", json={"customer": "Ann", "pages": 5})
@@ -52,10 +54,38 @@ def test_fastapi_adds_jobs_and_tells_how_they_are(on_server: OpenExample) -> Non
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_browser_follows_a_report_that_the_web_server_builds(
+    on_server: OpenExample, loop: str
+) -> None:
+    place = on_server("with_fastapi")
+    place.env["PAGES_PER_SECOND"] = "100"
+    web = place.python("-m", "uvicorn", "web:api", "--port", "0", "--loop", loop)
+    with web, sync_playwright() as playwright:
+        address = web.read_until(r"http://127\.0\.0\.1:\d+")[0]
+        browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+        page, tab = browser.new_page(), browser.new_page()
+        tab.goto(f"{address}/jobs/")
+        page.goto(f"{address}/")
+        page.get_by_role("button").click()
+        expect(page.locator("pre")).to_contain_text('completed {"customer":"Ann"', timeout=60_000)
+        assert page.locator("progress").get_attribute("value") == "1"
+        expect(tab.locator("#queue-reports")).to_be_visible()
+        # Neither the open dashboard nor the worker keeps uvicorn from stopping.
+        assert "Traceback" not in web.stop()
+        browser.close()
+
+
+@pytest.mark.full
+def test_the_tests_of_the_fastapi_service_pass(on_server: OpenExample) -> None:
+    assert "2 passed" in on_server("with_fastapi").python("-m", "pytest", "-q").run()
+
+
+@pytest.mark.full
 def test_fastapi_says_so_when_redis_is_away(on_server: OpenExample) -> None:
     place = on_server("with_fastapi")
-    place.env["TASKBULL_REDIS_URL"] = "redis://127.0.0.1:1/0"
-    place.env["ENQUEUE_TIMEOUT"] = "0.5"
+    place.env |= {"TASKBULL_REDIS_URL": "redis://127.0.0.1:1/0", "ENQUEUE_TIMEOUT": "0.5"}
+    place.env["RUN_WORKER"] = "no"
     web = place.python("-m", "uvicorn", "web:api", "--port", "0")
     with web, client_of(web) as client:
         assert client.post("/reports", json={"customer": "Ann"}).status_code == 503
@@ -80,7 +110,7 @@ def _events(client: httpx.Client, path: str) -> Iterator[dict[str, Any]]:
 @pytest.mark.full
 def test_fastapi_stops_although_somebody_follows_a_job(on_server: OpenExample) -> None:  # V2
     place = on_server("with_fastapi")
-    place.env["STREAM_SECONDS"] = "0.5"
+    place.env |= {"STREAM_SECONDS": "0.5", "RUN_WORKER": "no"}
     web = place.python("-m", "uvicorn", "web:api", "--port", "0")
     with web, client_of(web) as client:
         ordered = client.post("/reports", json={"customer": "Ann"}).json()
@@ -98,7 +128,8 @@ def test_django_adds_a_job_when_the_order_is_in_the_database(embedded_only: Open
         "Creating table orders_order" in place.python("manage.py", "migrate", "--run-syncdb").run()
     )
     web = place.python("manage.py", "runserver", "--noreload", "127.0.0.1:0")
-    with web, place.worker() as worker, client_of(web) as client:
+    worker = place.python("manage.py", "taskbull", "worker")
+    with web, worker, client_of(web) as client:
         ordered = client.post("/orders", data={"book": "War and Peace"})
         assert ordered.status_code == 202
         order = f"/orders/{ordered.json()['number']}"

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from taskbull.core.keys import QueueKeys
-from taskbull.scripts.flow import FlowNode, Waits
+from taskbull.scripts.add import FlowNode, Waits
 from tests.interop.actor import Options
 from tests.interop.our_producer import encode
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from taskbull.core.wire.events import QueueEvent
+from taskbull.core.wire.job import QueueEvent
 from taskbull.queue.queue import Queue
 from tests.interop.our_worker import DEADLINE, JobEnvironment
 

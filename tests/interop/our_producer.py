@@ -12,10 +12,17 @@ from taskbull.core.backoff import Backoff
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions, Keep
-from taskbull.core.wire.new_job import EncodedJob, ParentLink, encode_job
+from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
 from taskbull.errors import ConfigurationError, TaskbullError
-from taskbull.scripts.add import CallSequence, Result, add_jobs
-from taskbull.scripts.flow import FlowChunk, FlowNode, FlowRefused, add_flow
+from taskbull.scripts.add import (
+    CallSequence,
+    FlowChunk,
+    FlowNode,
+    FlowRefused,
+    Result,
+    add_flow,
+    add_jobs,
+)
 from tests.interop.actor import Options
 from tests.interop.node import UNDEFINED, Refused
 from tests.interop.runner import Runner

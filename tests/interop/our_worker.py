@@ -13,9 +13,10 @@ from anyio import Event, create_task_group
 from msgspec import Struct
 
 from taskbull.core import events
+from taskbull.core.groups import Limiter
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
-from taskbull.core.options import Limiter, WorkerOptions
+from taskbull.core.options import WorkerOptions
 from taskbull.errors import PermanentError, RateLimited, Snooze, TransientError
 from taskbull.scripts.call import Command, text
 from taskbull.scripts.change import move_to_waiting_children
@@ -24,13 +25,11 @@ from taskbull.store import address
 from taskbull.store.async_store import open_store
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.attempt import Route
-from taskbull.worker.clock import Clock
+from taskbull.worker.consumer import Runner as JobRunner
 from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
-from taskbull.worker.limits import Quarantine
-from taskbull.worker.reporting import Listeners, Reporter
-from taskbull.worker.run import Run
-from taskbull.worker.runner import Runner as JobRunner
+from taskbull.worker.demand import Quarantine
+from taskbull.worker.run import Clock, Listeners, Reporter, Run
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.worker import Worker

@@ -11,8 +11,7 @@ import msgspec
 from msgspec import structs
 
 from taskbull.core.job import Job
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import TaskbullError
 from taskbull.scripts import browse, change, cycle, read, removal, schedulers

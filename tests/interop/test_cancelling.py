@@ -11,13 +11,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from anyio import create_task_group, fail_after, sleep
+from anyio import create_task_group, fail_after, sleep, sleep_forever
 from msgspec import Struct
 from redis import Redis
 
 from taskbull.app.app import App
-from taskbull.core.cancelling import Cancelled
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
+from taskbull.core.outcome import Cancelled
 from taskbull.errors import JobCancelled, Snooze
 from taskbull.queue.queue import SyncQueue
 from taskbull.worker.running_job import RunningJob
@@ -304,3 +304,32 @@ def _check(bed: WorkerBed, told: dict[str, Told]) -> None:
 def _order(place: bytes) -> tuple[int, int]:
     ms, _, number = place.partition(b"-")
     return int(ms), int(number)
+
+
+@pytest.mark.parametrize("version", [5, 6])
+async def test_node_cancels_a_job_of_ours(
+    new_actor: MakeActor, interop_url: str, version: Version
+) -> None:  # V9
+    node = new_actor(version)
+    app = App("shop", redis=interop_url, prefix=node.prefix, queue="q")
+    runs: list[str] = []
+
+    @app.task
+    async def work(name: str) -> None:
+        runs.append(name)
+        await sleep_forever()
+
+    running = await work.adelay("running")
+    with fail_after(60):
+        async with app.worker(heartbeat_interval=0.1).running():
+            await until(lambda: runs == ["running"])
+            waiting = await work.options(delay=3600).adelay("waiting")
+            for job_id in (running.id, waiting.id, "none"):
+                node.call("cancel", job_id, "by the customer")
+            await app.queue("q").promote(waiting.id)
+            for job in (running, waiting):
+                with pytest.raises(JobCancelled, match="by the customer"):
+                    await job.aresult()
+    assert runs == ["running"]
+    assert node.job("none") is None
+    app.close()

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from taskbull.core.cron import parse_cron
+from taskbull.core.schedule import parse_cron
 from taskbull.errors import ConfigurationError
 from tests.interop.conftest import MakeActor
 from tests.interop.node import Node, Refused, Version

@@ -15,10 +15,23 @@ BEAT: Final = 0.5
 """Seconds between the runs of the schedule that workers declare."""
 GROWN: Final = 3
 """How many children a growing job adds."""
+GROUP_LIMIT: Final = 2
+"""Maximum number of running jobs of a group."""
+STEPS: Final = 3
+"""Number of steps of a job with steps."""
+ITEMS: Final = 30
+"""Number of items that a streaming job yields."""
+SIGNALS: Final = 2
+"""Number of signals that a waiting job waits for."""
+SIGNAL_TIMEOUT: Final = 8.0
+SLEEP: Final = 0.3
 MAIN: Final = "common"
 LIMITED: Final = "limited"
-# In a cluster of three masters the two are not neighbours, and the first is where a replica is.
-QUEUES: Final = (MAIN, LIMITED)
+CONTINUED: Final = "continued"
+"""Queue of jobs with steps, waits and streams. Node's workers do not serve it."""
+# In a cluster of three masters the first two are not neighbours, and the first is where a replica
+# is.
+QUEUES: Final = (MAIN, LIMITED, CONTINUED)
 
 _SOON: Final = Backoff.fixed(0.05)
 
@@ -63,6 +76,10 @@ def _priority(random: Random) -> dict[str, Any]:
     return {"priority": random.randint(1, 5)}
 
 
+def _group(random: Random) -> dict[str, Any]:
+    return {"group": f"g{random.randrange(4)}"}
+
+
 def _dedup(**options: Any) -> Draw:
     def draw(random: Random) -> dict[str, Any]:
         name = "-".join(options) or "simple"
@@ -96,6 +113,15 @@ KINDS: Final = {
         Kind(name="snoozed", runs=2),
         Kind(name="limited", runs=2, weight=1, queue=LIMITED),
         Kind(name="beside_limited", queue=LIMITED),
+        Kind(name="grouped", weight=4, queue=LIMITED, draw=_group),
+        Kind(
+            name="grouped_flaky",
+            attempts=2,
+            runs=2,
+            queue=LIMITED,
+            draw=_group,
+            declared={"backoff": None},
+        ),
         Kind(name="delayed", draw=_delay),
         Kind(
             name="delayed_flaky",
@@ -137,6 +163,18 @@ KINDS: Final = {
         Kind(name="family_child", weight=0),
         Kind(name="family_bad_child", state="failed", weight=0),
         Kind(name="growing", runs=2, weight=2),
+        *(
+            Kind(
+                name=name,
+                attempts=2,
+                runs=2,
+                queue=CONTINUED,
+                declared={"attempts": 5, "backoff": _SOON},
+            )
+            for name in ("steps", "steps_thread", "streaming", "streaming_thread")
+        ),
+        # At most one run for each wait, and the last one.
+        Kind(name="waiting", runs=SIGNALS + 2, queue=CONTINUED),
         Kind(name="beat", weight=0, many=True),
         # Only Node adds these.
         Kind(name="flow_parent", weight=0, flow=True),

@@ -88,6 +88,32 @@ class Called(Record, frozen=True, kw_only=True):
     error: str = ""
 
 
+class StepNote(Record, frozen=True, kw_only=True):
+    """A step is executed, or has returned its stored value to the task."""
+
+    intent: str
+    number: int
+    """Number of the run."""
+    place: int
+    value: str
+    returned: bool = False
+
+
+class Signalled(Record, frozen=True, kw_only=True):
+    """A signal to a waiting job. It is noted as "maybe" before it is sent."""
+
+    intent: str
+    value: int
+    said: Said
+
+
+class Streamed(Record, frozen=True, kw_only=True):
+    """A reader of a job's stream got these items after the last restart."""
+
+    intent: str
+    items: list[str]
+
+
 END_OF_SCHEDULE = "the end of the schedule"
 """What a `Called` names when the run first removes the schedule of our workers."""
 
@@ -110,7 +136,9 @@ class Fault(Record, frozen=True, kw_only=True):
     began: float
 
 
-AnyRecord: TypeAlias = Intent | Answer | Run | Told | Heard | Called | Vitals | Fault
+AnyRecord: TypeAlias = (
+    Intent | Answer | Run | Told | Heard | Called | Vitals | Fault | StepNote | Signalled | Streamed
+)
 
 
 class Ledger:
@@ -144,6 +172,10 @@ class Book(Struct):
     calls: list[Called] = field(default_factory=list)
     vitals: defaultdict[str, list[Vitals]] = field(default_factory=lambda: defaultdict(list))
     faults: list[Fault] = field(default_factory=list)
+    continued: defaultdict[str, list[StepNote | Signalled | Streamed]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Steps, signals and readers of streams, by intent."""
 
     @property
     def killed(self) -> set[str]:
@@ -168,6 +200,8 @@ class Book(Struct):
                 self.vitals[record.who].append(record)
             case Fault():
                 self.faults.append(record)
+            case StepNote() | Signalled() | Streamed():
+                self.continued[record.intent].append(record)
 
 
 def read(folder: Path) -> Book:

@@ -29,7 +29,14 @@ function note(type, fields) {
 
 function connect() {
   // Without a time limit ioredis waits for ever at a link whose other end has vanished.
-  const patient = { maxRetriesPerRequest: null, retryStrategy: () => 100, socketTimeout: 4000 };
+  // Without `reconnectOnError` it stays connected to a master that has become a replica. 2 means
+  // that it sends the refused command again.
+  const patient = {
+    maxRetriesPerRequest: null,
+    retryStrategy: () => 100,
+    socketTimeout: 4000,
+    reconnectOnError: (error) => error.message.startsWith('READONLY') && 2,
+  };
   if (where.nodes) {
     return new IORedis.Cluster(where.nodes, {
       redisOptions: patient, clusterRetryStrategy: () => 100, slotsRefreshInterval: 1000,
@@ -81,6 +88,7 @@ async function chatty(job) {
 const BEHAVIOURS = {
   flaky,
   flaky_at_once: flaky,
+  grouped_flaky: flaky,
   flaky_thread: flaky,
   delayed_flaky: flaky,
   prioritized_flaky: flaky,

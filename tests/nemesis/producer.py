@@ -19,11 +19,20 @@ import anyio
 from anyio import create_task_group, sleep, to_thread
 from msgspec import Struct
 
-from taskbull import App, EnqueueError, JobHandle, TaskbullError
+from taskbull import (
+    App,
+    ConnectionLost,
+    EnqueueError,
+    JobHandle,
+    JobNotFound,
+    ServerRefused,
+    TaskbullError,
+    WrongState,
+)
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import Variant
-from tests.nemesis.kinds import KINDS, Kind
-from tests.nemesis.ledger import Answer, Called, Intent, Ledger
+from tests.nemesis.kinds import KINDS, SIGNALS, Kind
+from tests.nemesis.ledger import Answer, Called, Intent, Ledger, Said, Signalled, Streamed
 from tests.nemesis.tasks import (
     CALL_TIMEOUT,
     ENQUEUE_TIMEOUT,
@@ -49,6 +58,8 @@ class Order(Struct, frozen=True):
     """Whether its result is waited for."""
     tries: int
     """How often it is enqueued, if that fails."""
+    signal_pause: float
+    """Seconds before each signal to a waiting job."""
 
 
 class Desk:
@@ -75,7 +86,8 @@ class Desk:
             if kind.name in {"own_id", "family", "growing"}:  # children name their parent
                 options["job_id"] = intent
             intents = [intent] if count == 1 else [f"{intent}-{n}" for n in range(count)]
-            yield Order(kind, intents, options, random.random() < 0.05, random.choice((1, 3)))
+            asks, tries = random.random() < 0.05, random.choice((1, 3))
+            yield Order(kind, intents, options, asks, tries, random.choice((0.0, 1.0)))
 
     def begin(self, order: Order) -> tuple[Variant[..., Any], list[dict[str, str]]]:
         """Note what is intended; give the task and the arguments of each call."""
@@ -121,6 +133,18 @@ class Desk:
             else:  # it was added before the others were refused
                 self._answered(intent, "added")
         return left
+
+    def signalled(self, order: Order, value: int, verdict: Said) -> None:
+        """Note a signal to the job of an order."""
+        self._ledger.note(Signalled, intent=order.intents[0], value=value, said=verdict)
+
+    def streamed(self, order: Order, items: list[str]) -> None:
+        """Note the items that a reader of the job's stream got."""
+        self._ledger.note(Streamed, intent=order.intents[0], items=items)
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Note that a call without a deadline raised an error."""
+        self._called(what, 0.0, time.monotonic(), error)
 
     @contextmanager
     def called(self, what: str, deadline: float) -> Iterator[None]:
@@ -179,12 +203,85 @@ async def aenqueue(desk: Desk, order: Order) -> list[JobHandle[Any]]:
     return []
 
 
+def verdict_of(error: Exception) -> Said | None:
+    """Return what an error says about a signal, or None if it was not sent."""
+    if isinstance(error, JobNotFound | WrongState):
+        return "refused"
+    return None if isinstance(error, ConnectionLost | ServerRefused) else "maybe"
+
+
+def send_signals(desk: Desk, order: Order, job: JobHandle[Any]) -> None:
+    """Send a waiting job its signals: before its waits, or later."""
+    for value in range(SIGNALS):
+        time.sleep(order.signal_pause)
+        desk.signalled(order, value, "maybe")
+        verdict: Said | None = None
+        while verdict is None:
+            try:
+                job.signal("go", value)
+                verdict = "added"
+            except (TimeoutError, TaskbullError) as error:
+                verdict = verdict_of(error)
+                time.sleep(0.1)
+        desk.signalled(order, value, verdict)
+
+
+async def asend_signals(desk: Desk, order: Order, job: JobHandle[Any]) -> None:
+    """Send a waiting job its signals, from an event loop; see `send_signals`."""
+    for value in range(SIGNALS):
+        await sleep(order.signal_pause)
+        desk.signalled(order, value, "maybe")
+        verdict: Said | None = None
+        while verdict is None:
+            try:
+                await job.asignal("go", value)
+                verdict = "added"
+            except (TimeoutError, TaskbullError) as error:
+                verdict = verdict_of(error)
+                await sleep(0.1)
+        desk.signalled(order, value, verdict)
+
+
+def read_stream(desk: Desk, order: Order, job: Any) -> None:
+    """Follow a job's stream to its end; after an error, from its start."""
+    items: list[str] = []
+    while True:
+        items.clear()
+        try:
+            for item in job.stream(on_restart=items.clear):
+                items.append(item)  # noqa: PERF402 - a restart clears the list
+        except TaskbullError as error:
+            desk.failed("stream", error)
+            time.sleep(0.1)
+        else:
+            return desk.streamed(order, items)
+
+
+async def aread_stream(desk: Desk, order: Order, job: Any) -> None:
+    """Follow a job's stream from an event loop; see `read_stream`."""
+    items: list[str] = []
+    while True:
+        items.clear()
+        try:
+            async for item in job.astream(on_restart=items.clear):
+                items.append(item)  # noqa: PERF401 - a restart clears the list
+        except TaskbullError as error:
+            desk.failed("astream", error)
+            await sleep(0.1)
+        else:
+            return desk.streamed(order, items)
+
+
 def produce(desk: Desk, lane: int, pause: float, ended: threading.Event) -> None:
     """Add jobs from a thread."""
     for order in desk.orders(lane):
         if ended.wait(pause):
             return
         handles = enqueue(desk, order)
+        if handles and order.kind.name == "waiting":
+            send_signals(desk, order, handles[0])
+        elif handles and order.kind.name.startswith("streaming"):
+            read_stream(desk, order, handles[0])
         if order.asks and handles:
             with desk.called("result", RESULT_TIMEOUT):
                 handles[0].result(timeout=RESULT_TIMEOUT)
@@ -199,6 +296,10 @@ async def aproduce(desk: Desk, lane: int, pause: float, ended: threading.Event) 
         if ended.is_set():
             return
         handles = await aenqueue(desk, order)
+        if handles and order.kind.name == "waiting":
+            await asend_signals(desk, order, handles[0])
+        elif handles and order.kind.name.startswith("streaming"):
+            await aread_stream(desk, order, handles[0])
         if order.asks and handles:
             with desk.called("aresult", RESULT_TIMEOUT):
                 await handles[0].aresult(timeout=RESULT_TIMEOUT)

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -22,12 +22,14 @@ from taskbull import (
     ConnectionLost,
     EnqueueError,
     Every,
+    Groups,
     Keep,
     LockLost,
     MaybeExecuted,
     PermanentError,
     RateLimited,
     Retry,
+    SignalTimeout,
     Snooze,
     TaskbullError,
     TransientError,
@@ -35,11 +37,25 @@ from taskbull import (
     current_job,
     events,
     from_children,
+    step,
 )
-from taskbull.core.middleware import CallNext
+from taskbull.core.job import CallNext
 from taskbull.worker.running_job import RunningJob
-from tests.nemesis.kinds import BEAT, GROWN, KINDS, PREFIX, Kind
-from tests.nemesis.ledger import Answer, Intent, Ledger, Run, Told, Vitals
+from tests.nemesis.kinds import (
+    BEAT,
+    GROUP_LIMIT,
+    GROWN,
+    ITEMS,
+    KINDS,
+    LIMITED,
+    PREFIX,
+    SIGNAL_TIMEOUT,
+    SIGNALS,
+    SLEEP,
+    STEPS,
+    Kind,
+)
+from tests.nemesis.ledger import Answer, Intent, Ledger, Run, StepNote, Told, Vitals
 
 ENQUEUE_TIMEOUT: Final = 2.0
 CALL_TIMEOUT: Final = 3.0
@@ -145,11 +161,39 @@ async def family(intent: str, results: list[str] = from_children("family_child")
     return [run_name(), *results]
 
 
+async def waiting(intent: str) -> list[str | int | None]:
+    job = current_job()
+    values = [await signal_or_none(job) for _ in range(SIGNALS)]
+    await job.asleep(SLEEP)
+    return [run_name(), *values]
+
+
+async def signal_or_none(job: RunningJob) -> int | None:
+    try:
+        return await job.await_signal("go", int, timeout=SIGNAL_TIMEOUT)
+    except SignalTimeout:
+        return None
+
+
+async def streaming(intent: str) -> AsyncIterator[str]:
+    for item in streaming_thread(intent):
+        yield item
+        await sleep(0.005)
+
+
+def streaming_thread(intent: str) -> Iterator[str]:
+    for number in range(ITEMS):
+        if number == ITEMS // 2 and current_job().attempt == 1:
+            raise TransientError(run_name())
+        yield f"{run_name()}:{number}"
+
+
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "family": family,
     "family_bad_child": permanent,
     "thread": in_thread,
     "flaky": flaky,
+    "grouped_flaky": flaky,
     "flaky_at_once": flaky,
     "flaky_thread": flaky_thread,
     "exhausted": exhausted,
@@ -165,6 +209,9 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "chatty_thread": chatty_thread,
     "slow": slow,
     "blocking": blocking,
+    "waiting": waiting,
+    "streaming": streaming,
+    "streaming_thread": streaming_thread,
     "forgotten_failure": exhausted,
     "flow_bad_child": permanent,
 }
@@ -199,7 +246,12 @@ def make_app(url: str, folder: Path, who: str) -> tuple[App, Ledger]:
             function = _spawning(app, ledger)
         elif kind.name == "growing":
             function = _growing(app, ledger)
+        elif kind.name == "steps":
+            function = _steps(ledger)
+        elif kind.name == "steps_thread":
+            function = _steps_thread(ledger)
         app.task(name=kind.name, queue=kind.queue, **kind.declared)(function)
+    app.queue_options(LIMITED, groups=Groups(concurrency=GROUP_LIMIT))
     app.schedule("beat", Every(BEAT), app.tasks["beat"].job(intent="beat"))
     app.task(name="probe")(_probe(ledger))
     app.middleware(_noting_runs(ledger))
@@ -239,6 +291,54 @@ def _growing(app: App, ledger: Ledger) -> Callable[..., Awaitable[list[str]]]:
         raise WaitForChildren
 
     return growing
+
+
+def _steps(ledger: Ledger) -> Callable[..., Awaitable[list[str]]]:
+    @step
+    async def effect(place: int) -> str:
+        return note_step(ledger, place)
+
+    async def steps(intent: str) -> list[str]:
+        values: list[str] = []
+        for place in range(STEPS):
+            values.append(await effect(place))
+            note_step(ledger, place, values[-1])
+            fail_between_steps(place)
+        return [run_name(), *values]
+
+    return steps
+
+
+def _steps_thread(ledger: Ledger) -> Callable[..., list[str]]:
+    @step
+    def effect(place: int) -> str:
+        return note_step(ledger, place)
+
+    def steps_thread(intent: str) -> list[str]:
+        values: list[str] = []
+        for place in range(STEPS):
+            values.append(effect(place))
+            note_step(ledger, place, values[-1])
+            fail_between_steps(place)
+        return [run_name(), *values]
+
+    return steps_thread
+
+
+def note_step(ledger: Ledger, place: int, value: str = "") -> str:
+    """Note that a step is executed, or that it has returned a value. Return its value."""
+    job = current_job()
+    own = value or f"{run_name()}:{place}"
+    intent, number = job.data["intent"], job.job.attempts_started
+    ledger.note(
+        StepNote, intent=intent, number=number, place=place, value=own, returned=bool(value)
+    )
+    return own
+
+
+def fail_between_steps(place: int) -> None:
+    if place == STEPS // 2 and current_job().attempt == 1:
+        raise TransientError(run_name())
 
 
 async def insistently(ask: Callable[[], Awaitable[Any]]) -> Any:
@@ -283,7 +383,7 @@ def _noting_runs(ledger: Ledger) -> Any:
 
 def _noting_events(ledger: Ledger) -> Callable[[events.JobEvent], None]:
     def note_event(event: events.JobEvent) -> None:
-        if not event.queue.startswith("probe-"):
+        if event.job.name in KINDS:
             ledger.note(
                 Told,
                 event=type(event).__name__,

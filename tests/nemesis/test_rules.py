@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.nemesis.kinds import LIMITED, MAIN
+from tests.nemesis.kinds import ITEMS, LIMITED, MAIN, SIGNAL_TIMEOUT, STEPS
 from tests.nemesis.ledger import (
     END_OF_SCHEDULE,
     Answer,
@@ -18,11 +19,15 @@ from tests.nemesis.ledger import (
     Intent,
     Record,
     Run,
+    Signalled,
+    StepNote,
+    Streamed,
     Told,
     Vitals,
 )
 from tests.nemesis.rules import check_all
 from tests.nemesis.rules.case import Case
+from tests.nemesis.rules.continued import readers_get_all_items, steps_run_once, waits_get_signals
 from tests.nemesis.rules.ended import (
     ended_as_asked,
     parents_after_children,
@@ -264,7 +269,12 @@ def test_a_flow_that_bullmq_has_sent_twice_is_not_ours(who: str, theirs: bool) -
 
 
 @pytest.mark.parametrize(
-    ("error", "theirs"), [("Error: Too many Cluster redirections.", True), ("ValueError", False)]
+    ("error", "theirs"),
+    [
+        ("Error: Too many Cluster redirections.", True),
+        ("ReplyError: READONLY You can't write against a read only replica.", True),
+        ("ValueError", False),
+    ],
 )
 def test_an_attempt_that_the_client_of_node_has_failed_is_not_ours(
     error: str, theirs: bool
@@ -274,3 +284,112 @@ def test_an_attempt_that_the_client_of_node_has_failed_is_not_ours(
     case.truth.queues[MAIN].states["completed"].append("1")
     [found] = [one for one in ended_as_asked(case) if "attempts" in one.what]
     assert bool(found.theirs) is theirs
+
+
+def continued_case(kind: str, result: list[Any], *records: Record) -> Case:
+    """Make a run of one job with id "1" and intent "i", which slept from START for 300 ms."""
+    job = {"data": '{"intent": "i"}', "returnvalue": msgspec.json.encode(result).decode()}
+    intent = Intent(at=START, who="", intent="i", kind=kind, queue=MAIN)
+    run = Run(at=START, who=WORKER, queue=MAIN, job="1", kind=kind, intent="i", number=1)
+    case = case_of({"1": job}, intent, run, *records)
+    due = {"delay": str(int(START * 1000) + 300)}
+    case.truth.queues[MAIN].events["1-sleep-1"] = [Event(_id(0), "delayed", "1-sleep-1", due)]
+    case.truth.queues[MAIN].events["1"].append(Event(_id(9), "completed", "1", {}))
+    return case
+
+
+def step_note(at: float, number: int, value: str = "") -> StepNote:
+    """Make the note of an execution of step 0 in run `number`, or of its return."""
+    own = value or f"i/{number}:0"
+    returned = bool(value)
+    return StepNote(
+        at=START + at, who="", intent="i", number=number, place=0, value=own, returned=returned
+    )
+
+
+STEP = (step_note(0.0, 1), step_note(0.1, 1, "i/1:0"))
+
+
+@pytest.mark.parametrize(
+    ("notes", "broken"),
+    [
+        (STEP, False),
+        ((*STEP, step_note(1.0, 2, "i/1:0")), False),
+        ((*STEP, step_note(1.0, 1)), True),
+        ((*STEP, step_note(1.0, 2)), True),
+        ((*STEP, step_note(1.0, 2, "i/2:0")), True),
+        ((step_note(0.0, 1), step_note(1.0, 2), step_note(1.1, 2, "i/2:0")), True),
+    ],
+)
+def test_a_stored_step_is_not_executed_again(notes: tuple[StepNote, ...], broken: bool) -> None:
+    others = [
+        StepNote(at=START, who="", intent="i", number=1, place=place, value="i/1:0", returned=True)
+        for place in range(1, STEPS)
+    ]
+    last = [note.value for note in notes if note.returned][-1]
+    case = continued_case("steps", ["i/2", last, *["i/1:0"] * (STEPS - 1)], *notes, *others)
+    assert any(steps_run_once(case)) is broken
+
+
+def test_a_fault_explains_a_step_that_was_not_stored() -> None:
+    notes = (step_note(0.0, 1), step_note(1.0, 2))
+    fault = Fault(at=START, who="", name="kill", target=WORKER, began=START)
+    assert len(list(steps_run_once(case_of({}, *notes)))) == 0
+    returned = step_note(1.1, 2, "i/2:0")
+    assert len(list(steps_run_once(case_of({}, *notes, returned)))) == 1
+    assert len(list(steps_run_once(case_of({}, *notes, returned, fault)))) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "said", "at", "broken"),
+    [
+        ([0, 1], "added", 1.0, 0),
+        ([0, 1], "maybe", 1.0, 0),
+        ([0, None], "maybe", 1.0, 0),
+        ([0, None], "added", SIGNAL_TIMEOUT + 1, 0),
+        ([0, None], "added", 1.0, 1),
+        ([0, 1], "refused", 1.0, 1),
+        ([1, 0], "added", 1.0, 1),
+        ([0, 0], "maybe", 1.0, 1),
+    ],
+)
+def test_each_wait_gets_the_next_signal(
+    values: list[int | None], said: Any, at: float, broken: int
+) -> None:
+    signals = (
+        Signalled(at=START, who="", intent="i", value=0, said="added"),
+        Signalled(at=START, who="", intent="i", value=1, said="maybe"),
+        Signalled(at=START + at, who="", intent="i", value=1, said=said),
+    )
+    case = continued_case("waiting", ["i/1", *values], *signals)
+    assert len(list(waits_get_signals(case))) == broken
+
+
+def test_a_job_that_ends_before_its_sleep_is_over_is_a_violation() -> None:
+    case = continued_case("waiting", ["i/1", None, None])
+    assert list(waits_get_signals(case)) == []
+    [slept] = case.truth.queues[MAIN].events.pop("1-sleep-1")
+    assert len(list(waits_get_signals(case))) == 1
+    late = Event(slept.id, "delayed", slept.job, {"delay": str(int(START + 60) * 1000)})
+    case.truth.queues[MAIN].events["1-sleep-1"] = [late]
+    assert len(list(waits_get_signals(case))) == 1
+
+
+FIRST_RUN = [f"i/1:{number}" for number in range(ITEMS)]
+
+
+@pytest.mark.parametrize(
+    ("items", "broken"),
+    [
+        (FIRST_RUN, 0),
+        (FIRST_RUN[1:], 1),
+        (FIRST_RUN[:-1], 1),
+        ([*FIRST_RUN, FIRST_RUN[-1]], 1),
+        (FIRST_RUN[::-1], 1),
+    ],
+)
+def test_a_reader_gets_each_item_once_and_in_order(items: list[str], broken: int) -> None:
+    read = Streamed(at=START, who="", intent="i", items=items)
+    case = continued_case("streaming", FIRST_RUN, read)
+    assert len(list(readers_get_all_items(case))) == broken
+    assert len(list(readers_get_all_items(continued_case("streaming", items)))) == broken

@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from taskbull import App, Every, PermanentError, SyncQueue
-from taskbull.cli.commands.exporter import ServerMetrics
+from taskbull.cli.commands.dashboard import ServerMetrics
 from taskbull.monitor.server import SyncServer
 from taskbull.observability.exporters import render
 from taskbull.store.server_process import ServerProcess
@@ -169,6 +169,7 @@ def test_each_situation_gives_the_value_that_alarms(server: ServerProcess, admin
     assert seen == alerts()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 def test_prometheus_fires_each_alert_with_these_values(
     server: ServerProcess, admin: Any, tmp_path: Path

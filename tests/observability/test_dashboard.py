@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from anyio import Event, to_thread
 
-from taskbull.cli.commands.exporter import ServerMetrics
+from taskbull.cli.commands.dashboard import ServerMetrics
 from taskbull.core import events
-from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.retry import CircuitBreaker
 from taskbull.monitor.server import SyncServer
-from taskbull.observability.catalogue import ALL
 from taskbull.observability.exporters import OwnMetrics, render
 from taskbull.observability.http_server import MetricsServer
+from taskbull.observability.metrics import ALL
 from taskbull.worker import records
 from tests.observability.scraping import Scrape, scrape
 from tests.worker.bed import WorkerBed, until
@@ -54,7 +54,8 @@ async def real_scrape(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> Scrape
         if job.name == "held":
             await release.wait()
 
-    await bed.queue.add_bulk([("held", {}), ("quick", {})])
+    await bed.queue.add_bulk([("held", {}), ("quick", {}), ("quick", {}, {"group": "paused"})])
+    await bed.queue.set_group("paused", paused=True)
     breaker = CircuitBreaker(threshold=2, duration=60)
     worker = bed.worker(handler, heartbeat_interval=0.05, circuit_breaker=breaker)
     own = OwnMetrics()
@@ -63,7 +64,7 @@ async def real_scrape(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> Scrape
         async with worker.running():
             await bed.record.wait_for(events.LocksRenewed)
             await bed.record.wait_for(events.Completed)
-            await until(lambda: bool(own.snapshot().numbers["bullmq_queue_length"]))
+            await until(lambda: bool(own.snapshot().numbers["bullmq_group_jobs"]))
             await until(lambda: bool(own.snapshot().distributions["bullmq_event_loop_lag_seconds"]))
             found = await to_thread.run_sync(scrape, endpoint.url)
             release.set()

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -21,9 +22,15 @@ def record(message: str = "hello", level: int = logging.INFO, **extra: object) -
 
 
 def test_text_has_time_level_worker_and_message() -> None:
-    line = TextFormatter("me").format(record())
+    line = TextFormatter("me", coloured=True).format(record())
     time, rest = line.split(" ", 1)
     assert len(time) == len("12:34:56.789")
+    assert rest == "INFO [me] hello"
+
+
+def test_text_for_files_has_date_and_offset() -> None:  # U29
+    date, time, rest = TextFormatter("me").format(record()).split(" ", 2)
+    assert datetime.fromisoformat(f"{date} {time}").tzinfo is not None
     assert rest == "INFO [me] hello"
 
 

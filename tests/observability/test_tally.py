@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from taskbull.observability import catalogue
+from taskbull.observability import metrics
 from taskbull.observability.exporters import Report, Reports
 from taskbull.observability.health import Health
-from taskbull.observability.tally import Distribution, Snapshot, Tally, merge
+from taskbull.observability.metrics import Distribution, Snapshot, Tally, merge
 
 
 def tally() -> Tally:
     made = Tally()
-    made.counter(catalogue.PROCESSED).add(2, ("q", "completed"))
-    made.histogram(catalogue.DURATION).record([0.02], ("q",))
-    made.gauge(catalogue.CONNECTED).set(1)
+    made.counter(metrics.PROCESSED).add(2, ("q", "completed"))
+    made.histogram(metrics.DURATION).record([0.02], ("q",))
+    made.gauge(metrics.CONNECTED).set(1)
     return made
 
 
 def test_a_value_falls_into_the_first_bucket_that_holds_it() -> None:
-    times = Tally().histogram(catalogue.DURATION)
+    times = Tally().histogram(metrics.DURATION)
     times.record([0.001, 0.0011, 1e9])
     counts = times.values[()].counts
     assert (counts[0], counts[1], counts[-1], sum(counts)) == (1, 1, 1, 3)
@@ -25,7 +25,7 @@ def test_a_value_falls_into_the_first_bucket_that_holds_it() -> None:
 
 def test_counters_add_up_and_gauges_do_not() -> None:
     other = tally()
-    other.gauge(catalogue.CONNECTED).set(0)
+    other.gauge(metrics.CONNECTED).set(0)
     both = merge([tally().snapshot(), other.snapshot()])
     assert both.numbers["bullmq_jobs_processed_total"] == {("q", "completed"): 4}
     assert both.numbers["bullmq_redis_connection_status"] == {(): 0}  # the worst counts
@@ -37,8 +37,8 @@ def test_a_snapshot_does_not_change_with_what_it_was_made_of() -> None:
     made = tally()
     before = made.snapshot()
     merged = merge([before])
-    made.histogram(catalogue.DURATION).record([0.02], ("q",))
-    made.counter(catalogue.PROCESSED).add(1, ("q", "completed"))
+    made.histogram(metrics.DURATION).record([0.02], ("q",))
+    made.counter(metrics.PROCESSED).add(1, ("q", "completed"))
     merge([merged, made.snapshot()])
     [times] = before.distributions["bullmq_job_duration_seconds"].values()
     assert isinstance(times, Distribution)

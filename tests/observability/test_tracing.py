@@ -23,7 +23,7 @@ from taskbull.core.retry import RetryPolicy
 from taskbull.errors import EnqueueError, PermanentError, Snooze
 from taskbull.observability.tracing import current_tracer
 from taskbull.queue.queue import SyncQueue
-from taskbull.scripts import flow
+from taskbull.scripts import add
 from tests.interop.node import Node, Version
 from tests.worker.bed import Recorder, WorkerBed, echo
 
@@ -193,7 +193,7 @@ async def test_a_flow_is_one_span_that_all_its_jobs_carry(
     chunk: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(flow, "PIECE", chunk)
+    monkeypatch.setattr(add, "PIECE", chunk)
     app = app_at(bed.url, bed.prefix)
     finish, go_on = app.tasks["finish"], app.tasks["go_on"]
     children = [finish.options(job_id=f"child-{number}").job("x") for number in range(4)]

@@ -18,6 +18,13 @@ def note(name, text=""):
 def who(n: int = 0) -> list[int]:
     return [os.getpid(), n]
 
+@app.task(process=True)
+def gpu(wait: str = "") -> str:
+    note(wait + os.environ["GPU"])
+    while wait and not (HERE / "go").exists():
+        time.sleep(0.01)
+    return os.environ["GPU"] + os.environ["OTHER"]
+
 @app.task(process=True, throws=(KeyError,))
 def expected(to: str = "ann") -> None:
     raise KeyError("no such card for " + current_job().headers["tenant"])

@@ -12,8 +12,8 @@ import redis
 
 from taskbull import App, ConfigurationError, JobCancelled, JobExpired, JobFailed, JobHandle
 from taskbull.core import events
+from taskbull.core.keys import JobState
 from taskbull.core.outcome import Category, Verdict
-from taskbull.core.states import JobState
 from taskbull.errors import ProcessDied, RaisedInProcess
 from tests.pool.batches import BATCHES
 from tests.pool.conftest import PoolBed, is_there

@@ -10,8 +10,8 @@ import pytest
 from anyio import create_task_group
 
 from taskbull.core import events
+from taskbull.core.keys import JobState
 from taskbull.core.outcome import Category
-from taskbull.core.states import JobState
 from taskbull.errors import ProcessDied
 from tests.pool.conftest import PoolBed, is_there, lives
 from tests.selection import in_full

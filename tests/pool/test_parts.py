@@ -36,9 +36,16 @@ from taskbull.worker.pool.messages import (
     Started,
     ToProcess,
     ToWorker,
+    check_size,
     decode_in_process,
     decode_in_worker,
     encode,
+    error_in_reply,
+    error_of,
+    error_reply,
+    outcome_fields,
+    outcome_of,
+    remote_error_of,
     unpack_job,
 )
 from taskbull.worker.pool.process import (
@@ -48,15 +55,6 @@ from taskbull.worker.pool.process import (
     OutputReader,
     PoolCall,
     exit_cause,
-)
-from taskbull.worker.pool.results import (
-    check_size,
-    error_in_reply,
-    error_of,
-    error_reply,
-    outcome_fields,
-    outcome_of,
-    remote_error_of,
 )
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import JobEnvironment, RunningJob

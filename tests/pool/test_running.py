@@ -11,8 +11,8 @@ import pytest
 
 from taskbull.core import events
 from taskbull.core.job import Job
+from taskbull.core.keys import JobState
 from taskbull.core.outcome import Category, LimitQueue, RetryAfter, SnoozeFor, Verdict
-from taskbull.core.states import JobState
 from taskbull.errors import JobFailed, RaisedInProcess
 from taskbull.observability.logs import JobFilter
 from tests.pool.conftest import PoolBed

@@ -15,6 +15,7 @@ from anyio import create_task_group
 
 from taskbull.app.app import App
 from taskbull.core import events
+from taskbull.core.options import WorkerOptions
 from taskbull.errors import ConfigurationError
 from tests.pool.conftest import PoolBed, pool_processes
 from tests.worker.bed import until
@@ -264,3 +265,22 @@ async def model():
         await until(lambda: len(list(bed.folder.glob("starts-*"))) == 2)
         tasks.cancel_scope.cancel()
     assert pool_processes() == set()
+
+
+async def test_each_process_has_its_own_number_in_its_environment(bed: PoolBed) -> None:
+    env = {"GPU": "{n}", "OTHER": "-x"}
+    async with bed.working(process_pool=2, process_env=env, process_max_jobs=1):
+        jobs = [await bed.app.tasks["gpu"].adelay(wait="w") for _ in range(2)]
+        for number in ("w0", "w1"):
+            await until((bed.folder / number).exists)
+        (bed.folder / "go").touch()
+        assert sorted(await bed.app.agather(jobs, timeout=60)) == ["0-x", "1-x"]
+        # Replacements get the numbers of the processes that they replace.
+        await bed.record.wait_for(events.ProcessRecycled, 2)
+        assert await bed.result("gpu") in {"0-x", "1-x"}
+
+
+@pytest.mark.parametrize("env", [["GPU=1"], {"A=B": "1"}, {"": "1"}, {"A": 1}, {"A": "\0"}])
+def test_a_wrong_environment_is_refused(env: object) -> None:
+    with pytest.raises(ConfigurationError, match="process_env"):
+        WorkerOptions(process_env=env)  # type: ignore[arg-type]

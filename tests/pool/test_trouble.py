@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from taskbull.core import events
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
 from taskbull.worker import writing
 from taskbull.worker.pool import process
 from taskbull.worker.writing import WriteKind

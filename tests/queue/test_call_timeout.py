@@ -11,8 +11,7 @@ from anyio import create_task_group, current_time, fail_after, to_thread
 
 from taskbull import App, ConfigurationError, ConnectionLost, Every, JobFailed, MaybeExecuted
 from taskbull.core.job import NewJob
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.queue.queue import Queue, SyncQueue
 from taskbull.store.server_process import ServerProcess
 from tests.servers.cluster import Cluster

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from taskbull import App, SyncQueue
-from taskbull.core.flow import Children
-from taskbull.core.states import JobState
-from taskbull.core.wire.new_job import JobCopy, read_copy, write_copy
+from taskbull.core.job import Children
+from taskbull.core.keys import JobState
+from taskbull.core.wire.job import JobCopy, read_copy, write_copy
 from taskbull.errors import (
     ConfigurationError,
     ConnectionLost,
@@ -22,7 +22,7 @@ from taskbull.errors import (
     SerializationError,
     WrongState,
 )
-from taskbull.queue.copies import Readded
+from taskbull.queue.operations import Readded
 from taskbull.queue.stores import Stores
 from taskbull.scripts.removal import REMOVE_JOB
 from tests.queue.conftest import Both

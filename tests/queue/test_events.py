@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 from anyio import create_task_group, fail_after, to_thread
 
-from taskbull.core.wire.events import QueueEvent
+from taskbull.core.wire.job import QueueEvent
 from taskbull.errors import ConfigurationError
 from taskbull.queue.queue import Queue, SyncQueue
 from taskbull.store.address import parse

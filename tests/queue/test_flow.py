@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.flow import Children
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.job import Children
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.wire.flow import decode_policy, encode_order
 from taskbull.errors import ConfigurationError
 from taskbull.queue.job_tree import JobTree

@@ -11,8 +11,8 @@ import pytest
 
 from taskbull import Server, SyncServer
 from taskbull.core.fingerprint import ErrorFingerprint
+from taskbull.core.keys import JobState
 from taskbull.core.search import read_terms
-from taskbull.core.states import JobState
 from taskbull.core.worker_record import WorkerRecord
 from taskbull.errors import ConfigurationError, JobNotFound, ServerRefused
 from taskbull.queue.queue import SyncQueue
@@ -234,6 +234,32 @@ async def test_the_rest_of_the_failures_is_sampled(
     third = await looks.failures("emails", 100, before=second)
     assert "299" not in third.window
     assert third.sampled == 200
+
+
+async def test_estimates_hold_if_errors_recur_at_regular_distances(
+    looks: Both, emails: SyncQueue, admin: Any
+) -> None:  # V29
+    kinds = ["a"] * 10 + ["b"] * 5 + ["c"] * 3 + ["d"] * 2
+    for number in range(2000):
+        fail(admin, emails.keys, f"{number:04}", f"Error: {kinds[number % 20]}", at_ms=number + 1)
+    found = await looks.failures("emails", 200, sample=180)  # one in ten
+    true = {"Error: a": 1000, "Error: b": 500, "Error: c": 300, "Error: d": 200}
+    for group in found.groups:
+        assert abs(group.about - true[group.error]) <= group.margin, group
+    assert len(found.groups) == 4
+
+
+async def test_a_message_that_all_jobs_of_a_group_have_is_shown(
+    looks: Both, emails: SyncQueue, admin: Any
+) -> None:  # V29
+    for number in range(3):
+        fail(admin, emails.keys, f"1{number}", "KeyError: 'customer_id'", at_ms=number + 1)
+        fail(admin, emails.keys, f"2{number}", f"ValueError: no order {number}", at_ms=number + 1)
+    groups = (await looks.failures("emails")).groups
+    assert {group.error for group in groups} == {
+        "KeyError: 'customer_id'",
+        "ValueError: no order <…>",
+    }
 
 
 READER = "resetkeys %R~* +@read +@connection +evalsha_ro +script|load +client|list +info -@write"

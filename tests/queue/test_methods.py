@@ -11,11 +11,14 @@ import pytest
 from taskbull.monitor.browse import JobLooks, ServerLooks
 from taskbull.monitor.inspect import ServerOperations
 from taskbull.monitor.server import Server, SyncServer
-from taskbull.queue.copies import CopyOperations
-from taskbull.queue.methods import Method
-from taskbull.queue.operations import BulkOperations, Operations, QueueOperations
+from taskbull.queue.operations import (
+    BulkOperations,
+    CopyOperations,
+    QueueOperations,
+    ScheduleOperations,
+)
+from taskbull.queue.questions import Method
 from taskbull.queue.queue import Queue, SyncQueue
-from taskbull.queue.schedules import ScheduleOperations
 
 OPERATIONS = sorted(
     name
@@ -89,8 +92,3 @@ def test_a_subclass_may_change_an_operation() -> None:
             return 1000 + super().drain(delayed=delayed)
 
     assert Shouting("q").drain() == 1005
-
-
-def test_operations_can_be_had_as_values(prefix: str) -> None:
-    queue = SyncQueue("q", prefix=prefix)
-    assert Operations(queue.keys).is_paused() == Operations(queue.keys).is_paused()

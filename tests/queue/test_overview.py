@@ -9,6 +9,7 @@ import pytest
 
 from taskbull import SyncQueue, SyncServer
 from taskbull.core.keys import QueueKeys
+from taskbull.core.worker_record import Seen
 from taskbull.monitor.overview import Overview, all_trouble
 from taskbull.monitor.search import SearchPlace
 from taskbull.scripts.records import get_registered
@@ -91,6 +92,24 @@ def test_a_queue_that_was_changed_is_seen_next(looked: SyncServer, queues: list[
     overview.expire(changed)
     looked.watch(overview)
     assert changed in overview.seen
+
+
+def test_the_records_of_a_changed_queue_and_of_its_workers_are_read_again(
+    looked: SyncServer, queues: list[str]
+) -> None:
+    overview = Overview()
+    looked.watch(overview)
+    changed, shared, other = (overview.watches[name] for name in ("q003", "q004", "q005"))
+    changed.seen = shared.seen = [Seen("ann", 0, None)]
+    overview.expire("q003")
+    met = overview.watches["q005"].met_at
+    for _ in range(2):  # A worker writes its record up to a second after it was asked.
+        before = changed.met_at
+        looked.watch(overview)
+        assert changed.met_at > before
+        assert shared.met_at == changed.met_at
+        assert other.met_at == met
+        changed.seen = shared.seen = [Seen("ann", 0, None)]
 
 
 def test_a_queue_that_was_removed_is_forgotten(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from taskbull.core.backoff import Backoff
+from taskbull.core.keys import JobState
 from taskbull.core.options import Dedup, Keep
-from taskbull.core.states import JobState
 from taskbull.errors import (
     ConfigurationError,
     JobNotFound,
@@ -296,6 +296,17 @@ async def test_limits_of_the_whole_queue_are_set(queue: Both, admin: Any) -> Non
     await queue.set_global_rate_limit(None)
     assert not admin.hexists(queue.keys.meta, "concurrency")
     assert not admin.hexists(queue.keys.meta, "max")
+
+
+async def test_a_line_is_added_to_a_log(queue: Both) -> None:
+    handle = await queue.add("send")
+    assert await queue.add_log(handle.id, "one") == 1
+    assert await queue.add_log(handle.id, "two") == 2
+    assert (await queue.logs(handle.id)).lines == ["one", "two"]
+    with pytest.raises(JobNotFound):
+        await queue.add_log("none", "one")
+    with pytest.raises(ConfigurationError, match="line"):
+        await queue.add_log(handle.id, 1)
 
 
 async def test_logs_are_read(queue: Both, admin: Any) -> None:

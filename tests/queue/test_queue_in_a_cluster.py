@@ -12,7 +12,7 @@ from anyio import fail_after
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.outcome import Complete, Release, Written
-from taskbull.core.wire.new_job import encode_job
+from taskbull.core.wire.job import encode_job
 from taskbull.errors import ServerRefused
 from taskbull.queue.queue import Queue, SyncQueue
 from taskbull.scripts.add import CallSequence, add_jobs

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions
-from taskbull.core.wire.new_job import EncodedJob, ParentLink, encode_job
+from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
 from taskbull.errors import OutOfTurn
 from taskbull.scripts.add import (
     ADD,

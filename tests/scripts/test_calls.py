@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 
 from taskbull.core.job import NewJob
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
-from taskbull.core.wire.new_job import encode_job
+from taskbull.core.keys import JobState, QueueKeys
+from taskbull.core.steps import StepCall, WaitRecord
+from taskbull.core.wire.job import encode_job
 from taskbull.core.worker_record import WorkerRecord
-from taskbull.scripts import browse, change, read, records, removal, schedulers
+from taskbull.scripts import browse, change, read, records, removal, schedulers, streams
 from taskbull.scripts import cycle as cycle_calls
-from taskbull.scripts.add import CallSequence, add_jobs, add_plain
+from taskbull.scripts.add import CallSequence, add_jobs, add_plain, undo_flow
+from taskbull.scripts.browse import probe_commands
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import FetchOptions, adopt_jobs, cycle, settle_cycle
-from taskbull.scripts.flow import undo_flow
-from taskbull.scripts.servers import probe_commands
 
 QUEUE = QueueKeys("emails")
 JOB = "id"
@@ -61,6 +60,16 @@ SAMPLES = calls(
         change.update_progress(QUEUE, JOB, b"1", token="token"),
         change.update_data(QUEUE, JOB, b"1", token="token"),
         change.add_log(QUEUE, JOB, "line", keep=1, token="token"),
+        change.store_step(QUEUE, change.Holder(JOB, "token", 1), "step:a#1", b"{}"),
+        change.begin_wait(
+            QUEUE,
+            change.Holder(JOB, "token", 1),
+            StepCall("sleep", "", 1),
+            WaitRecord(1),
+            None,
+            1,
+        ),
+        change.signal_call(QUEUE, JOB, change.Signal("a", b"1", "id"), 1),
         read.count_jobs(QUEUE),
         read.count_priorities(QUEUE, [1]),
         read.scan_results(QUEUE.processed(JOB), "n", "0", 5),
@@ -79,6 +88,9 @@ SAMPLES = calls(
         browse.list_retried(QUEUE, JobState.DELAYED, 0),
         read.preview_field(QUEUE, JOB, "data", 1, end=False),
         read.get_newest_logs(QUEUE, JOB, 1),
+        streams.preview_items(QUEUE, JOB, 1),
+        change.preview_steps(QUEUE, JOB),
+        streams.write_items(QUEUE, []),
         read.find_events(QUEUE, JOB),
         schedulers.find_run(QUEUE, "s", [1]),
         browse.list_jobs(QUEUE, JobState.WAITING),
@@ -101,7 +113,9 @@ SAMPLES = calls(
 NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "job": lambda _: {QUEUE.job(JOB)},
     "lock": lambda _: {QUEUE.lock(JOB)},
+    "items": lambda _: {QUEUE.items(JOB)},
     "logs": lambda _: {QUEUE.logs(JOB)},
+    "steps": lambda _: {QUEUE.steps(JOB)},
     "dependencies": lambda _: {QUEUE.dependencies(JOB)},
     "processed": lambda _: {QUEUE.processed(JOB)},
     "failed_children": lambda _: {QUEUE.failed_children(JOB)},

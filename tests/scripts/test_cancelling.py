@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from taskbull.core.cancelling import Cancelled
 from taskbull.core.job import Job
 from taskbull.core.outcome import (
     AwaitChildren,
+    Cancelled,
     Category,
     Complete,
     Fail,

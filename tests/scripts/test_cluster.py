@@ -7,13 +7,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from taskbull.core.cancelling import Cancelled
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState, QueueKeys
+from taskbull.core.outcome import Cancelled
 from taskbull.queue.job_tree import get_tree
-from taskbull.scripts import browse, change, cycle, read, removal
+from taskbull.scripts import browse, change, cycle, read, removal, streams
+from taskbull.scripts.add import undo_flows
 from taskbull.scripts.call import Command, Request, Steps
-from taskbull.scripts.flow import undo_flows
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW
@@ -87,6 +86,7 @@ def operations() -> list[Steps[Any] | Request[Any]]:
         change.update_progress(QUEUE, "a", b"1"),
         change.update_data(QUEUE, "a", b"1"),
         change.add_log(QUEUE, "a", "line", keep=1),
+        streams.write_items(QUEUE, [streams.Unwritten("a", "token", 0, 1, 10, 1000, 1, [b"1"])]),
         change.promote_job(QUEUE, "d"),
         change.postpone_job(QUEUE, "d", NOW + 5, NOW),
         change.promote_job(QUEUE, "d"),

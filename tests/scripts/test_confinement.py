@@ -17,13 +17,12 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from taskbull.core.job import Job
-from taskbull.core.keys import QueueKeys
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.outcome import Category, Complete, Fail, Failure, Verdict
-from taskbull.core.states import JobState
 from taskbull.queue.job_tree import get_tree
 from taskbull.scripts import change, removal
+from taskbull.scripts.add import undo_flows
 from taskbull.scripts.cycle import FetchOptions, cycle, pack_outcome
-from taskbull.scripts.flow import undo_flows
 from taskbull.scripts.read import get_results
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore

@@ -26,8 +26,7 @@ from taskbull.core.outcome import (
     Written,
 )
 from taskbull.core.retry import attempts_of
-from taskbull.core.wire.job import RUN_FIELDS
-from taskbull.core.wire.new_job import encode_job
+from taskbull.core.wire.job import RUN_FIELDS, encode_job
 from taskbull.errors import ServerRefused
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import (

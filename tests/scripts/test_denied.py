@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from taskbull.core.job import NewJob
-from taskbull.core.keys import QueueKeys
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.outcome import (
     AwaitChildren,
@@ -31,21 +31,18 @@ from taskbull.core.outcome import (
     Written,
 )
 from taskbull.core.schedule import Every
-from taskbull.core.states import JobState
-from taskbull.core.wire.job import decode_job
-from taskbull.core.wire.new_job import encode_job
+from taskbull.core.steps import StepCall, WaitRecord
+from taskbull.core.wire.job import decode_job, encode_job
 from taskbull.core.wire.options import NO_BOUNDS
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.core.worker_record import WorkerRecord
 from taskbull.errors import ServerRefused
-from taskbull.scripts import browse, change, records, removal, schedulers
+from taskbull.scripts import browse, change, records, removal, schedulers, streams
 from taskbull.scripts import cycle as cycle_calls
 from taskbull.scripts import read as read_calls
-from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.call import Call, is_denial
+from taskbull.scripts.add import CallSequence, Waits, add_jobs, undo_flows
+from taskbull.scripts.call import Call, is_denial, load
 from taskbull.scripts.cycle import Completion, FetchOptions, Hold, cycle, pack_outcome
-from taskbull.scripts.flow import Waits, undo_flows
-from taskbull.scripts.loader import load
 from taskbull.scripts.schedulers import advance_scheduler, upsert_scheduler
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
@@ -351,7 +348,33 @@ def broken_off(bed: Bed) -> None:
     flow.add(bed, [top, *children], 2, deadline_ms=NOW - 1)
 
 
+def a_job_runs(bed: Bed) -> None:
+    bed.job("a", "active", ats=1)
+    bed.lock("a")
+
+
+def begin_to_wait(bed: Bed, number: int) -> None:
+    call, holder = StepCall("signal", "go", 1), change.Holder("a", "token", 1_000_000)
+    assert bed.run(change.begin_wait(bed.queue, holder, call, WaitRecord(NOW), None, NOW)) is None
+
+
+def a_job_waits(bed: Bed) -> None:
+    a_job_runs(bed)
+    begin_to_wait(bed, 0)
+    bed.admin.lrem(bed.queue.active, 0, "a")
+    bed.put("a", "waiting-children")
+
+
+def send_a_signal(bed: Bed, number: int) -> None:
+    signal = change.Signal("go", b"1", "id")
+    assert bed.run(change.signal_call(bed.queue, "a", signal, NOW, again=number > 0)) == 0
+
+
 OPERATIONS = {
+    "wait for a signal": Operation(
+        "begin_wait", a_job_runs, begin_to_wait, active=["a"], delayed=["a-signal-go-1"]
+    ),
+    "send a signal": Operation("send_signal", a_job_waits, send_a_signal, wait=["a"]),
     "take": Operation("cycle", waiting, take, active=[*WAITING["wait"], *WAITING["prioritized"]]),
     "take those that have not stalled": Operation(
         "cycle",
@@ -634,6 +657,8 @@ READS: dict[str, Callable[[QueueKeys], Call[Any]]] = {
     "retried jobs of a list": lambda q: browse.list_retried(q, JobState.ACTIVE, 0),
     "the end of a field": lambda q: read_calls.preview_field(q, "f", "stacktrace", 3, end=True),
     "a log": lambda q: read_calls.get_newest_logs(q, "f", 5),
+    "a stream": lambda q: streams.preview_items(q, "f", 5),
+    "steps": lambda q: change.preview_steps(q, "f"),
     "a job's events": lambda q: read_calls.find_events(q, "f"),
     "the last run of a schedule": lambda q: schedulers.find_run(q, "s", [NOW + 1, NOW]),
     "records of workers": records.get_records,

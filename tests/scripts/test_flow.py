@@ -12,13 +12,15 @@ from msgspec.structs import replace
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
-from taskbull.core.wire.new_job import EncodedJob, ParentLink, encode_job
-from taskbull.scripts.add import Added, CallSequence, Result
-from taskbull.scripts.flow import (
+from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
+from taskbull.scripts.add import (
     ADD_FLOW,
+    Added,
+    CallSequence,
     FlowChunk,
     FlowNode,
     FlowRefused,
+    Result,
     Waits,
     add_flow,
     undo_flows,
@@ -103,7 +105,7 @@ def test_a_child_of_another_parent_refuses_the_flow(bed: Bed) -> None:
 
 def test_a_child_without_its_parent_refuses_the_flow(bed: Bed) -> None:
     nodes = tree(bed)
-    with pytest.raises(FlowRefused, match=r"job a of queue other has no parent any more"):
+    with pytest.raises(FlowRefused, match=r"job a of queue other no longer has a parent"):
         add(bed, nodes[1:])
     assert bed.state() == {}
 

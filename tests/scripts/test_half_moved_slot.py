@@ -11,21 +11,21 @@ import pytest
 import redis
 
 from taskbull.core.job import Job, NewJob
-from taskbull.core.keys import QueueKeys
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.outcome import Complete, Fail, Release, Verdict, Written
 from taskbull.core.schedule import Every
-from taskbull.core.states import JobState
-from taskbull.core.wire.new_job import encode_job
+from taskbull.core.steps import StepCall, WaitRecord
+from taskbull.core.wire.job import encode_job
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.queue.job_tree import get_tree
-from taskbull.scripts import browse, change, read, records, removal, schedulers
+from taskbull.scripts import browse, change, read, records, removal, schedulers, streams
+from taskbull.scripts import change as steps
 from taskbull.scripts import cycle as cycle_calls
-from taskbull.scripts.add import CallSequence, add_jobs
+from taskbull.scripts.add import CallSequence, FlowChunk, Waits, add_flow, add_jobs, undo_flows
 from taskbull.scripts.call import Request, Steps
 from taskbull.scripts.cycle import FetchOptions, adopt_jobs, cycle, pack_outcome, settle_cycle
-from taskbull.scripts.flow import FlowChunk, Waits, add_flow, undo_flows
 from taskbull.scripts.read import get_results
 from taskbull.store.address import parse
 from taskbull.store.sync_store import SyncStore
@@ -77,6 +77,7 @@ def add_tree(queue: QueueKeys) -> Any:
     return add_flow(top, FlowChunk(nodes), NOW, CallSequence("p", 0, 2))
 
 
+HOLDER = steps.Holder("a1", "mine", 1_000_000)
 SCHEDULE = encode_schedule(Every(1), NewJob("n"), NOW)
 
 OPERATIONS: dict[str, Operation] = {
@@ -115,7 +116,15 @@ OPERATIONS: dict[str, Operation] = {
     "change priority": lambda q: change.change_priority(q, "w1", 3),
     "progress": lambda q: change.update_progress(q, "a1", b"1", token="mine"),
     "data": lambda q: change.update_data(q, "a1", b"1", token="mine"),
+    "items": lambda q: streams.write_items(
+        q, [streams.Unwritten("a1", "mine", 0, 1, 10, 1000, 1, [b"1"])]
+    ),
     "log": lambda q: change.add_log(q, "a1", "line", keep=1, token="mine"),
+    "store a step": lambda q: steps.store_step(q, HOLDER, "step:a#1", b"{}"),
+    "wait for a signal": lambda q: steps.begin_wait(
+        q, HOLDER, StepCall("signal", "a", 1), WaitRecord(NOW), None, NOW
+    ),
+    "send a signal": lambda q: steps.signal_call(q, "a1", steps.Signal("a", b"1", "id"), NOW),
     "remove": lambda q: removal.remove_job(q, "w1"),
     "remove a running one": lambda q: removal.remove_job(q, "a1"),
     "remove a child": lambda q: removal.remove_job(q, "w2"),
@@ -144,6 +153,8 @@ OPERATIONS: dict[str, Operation] = {
     "retried jobs": lambda q: browse.list_retried(q, JobState.DELAYED, 0),
     "the end of a field": lambda q: read.preview_field(q, "w1", "data", 1, end=True),
     "a log": lambda q: read.get_newest_logs(q, "a1", 5),
+    "a stream": lambda q: streams.preview_items(q, "a1", 5),
+    "steps": lambda q: steps.preview_steps(q, "a1"),
     "a job's events": lambda q: read.find_events(q, "w1"),
     "the last run of a schedule": lambda q: schedulers.find_run(q, "s", [NOW]),
     "records of workers": records.get_records,

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from taskbull.core.job import Ending
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
 from taskbull.errors import JobNotFound
 from taskbull.scripts import browse, read
 from taskbull.scripts.read import Logs, QueueMetrics

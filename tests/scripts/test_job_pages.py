@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from taskbull.core.job import JobRow
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
 from taskbull.scripts import browse
 from taskbull.scripts.browse import START, After, JobDetails, JobRows, SearchStep
 from taskbull.scripts.read import ChildCounts

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
 from taskbull.scripts import browse, read, schedulers
 from tests.scripts.bed import NOW, Bed
 

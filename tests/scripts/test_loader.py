@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from taskbull.scripts import loader
-from taskbull.scripts.loader import load, names
+from taskbull.scripts import call
+from taskbull.scripts.call import load, names
 
 EXTEND = """\
 -- extend: renew some locks.
@@ -80,7 +80,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that stands for `lua/` during the test."""
-    monkeypatch.setattr(loader, "LUA", tmp_path)
+    monkeypatch.setattr(call, "LUA", tmp_path)
     load.cache_clear()
     write(
         tmp_path,
@@ -99,7 +99,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def header_differences(name: str) -> list[str]:
     """Say where the header of a script and what it unpacks disagree."""
     script = load(name)
-    text = (loader.LUA / f"{name}.lua").read_text(encoding="utf-8")
+    text = (call.LUA / f"{name}.lua").read_text(encoding="utf-8")
     wrong = [] if re.match(rf"-- {name}: .+\.\n", text) else [f"it does not begin with {name}:"]
     for table, told in (("KEYS", script.keys), ("ARGV", script.args)):
         found = re.findall(rf"^local ([\w,\s]+?)\s=\s+unpack\({table}\)$", text, re.MULTILINE)

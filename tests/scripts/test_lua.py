@@ -7,9 +7,9 @@ import re
 import pytest
 from lupa.lua51 import LuaRuntime, LuaSyntaxError
 
-from taskbull.scripts import loader
+from taskbull.scripts import call
 
-FILES = sorted(loader.LUA.rglob("*.lua"))
+FILES = sorted(call.LUA.rglob("*.lua"))
 
 
 def faults(text: str) -> list[str]:
@@ -32,7 +32,7 @@ def faults(text: str) -> list[str]:
 
 
 def test_a_file_has_the_format_of_all() -> None:
-    found = {path.relative_to(loader.LUA): faults(path.read_text()) for path in FILES}
+    found = {path.relative_to(call.LUA): faults(path.read_text()) for path in FILES}
     assert {path: broken for path, broken in found.items() if broken} == {}
 
 
@@ -53,9 +53,9 @@ def test_an_include_ends_with_the_function_that_has_its_name() -> None:
 
 
 def test_a_script_is_lua_5_1() -> None:
-    for name in loader.names():
+    for name in call.names():
         try:
-            LuaRuntime().compile(loader.load(name).source)
+            LuaRuntime().compile(call.load(name).source)
         except LuaSyntaxError as error:
             pytest.fail(f"{name}: {error}")
 

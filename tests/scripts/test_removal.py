@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.errors import JobNotFound, JobsActive, WrongState
 from taskbull.scripts import removal
 from tests.scripts.bed import NOW, Bed, without

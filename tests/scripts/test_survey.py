@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
 from taskbull.core.validation import instant_from_ms
 from taskbull.scripts import browse
 from taskbull.scripts.browse import FailedJob, FailuresStep, list_failures

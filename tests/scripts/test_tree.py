@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.scripts.read import ChildKeys, Place, child_place, get_nodes, scan_children
 from tests.scripts.bed import Bed
 

@@ -11,25 +11,31 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 from msgspec import Struct
 
 from taskbull.errors import ConfigurationError
-from taskbull.scripts import loader
+from taskbull.scripts import call
 from taskbull.store.server_process import ServerProcess, valkey_binary
+from tests.servers.dragonfly import DragonflyRules
 from tests.servers.waiting import wait_until
 
 VALKEY_9 = "valkey-9"
 REDIS_6 = "redis-6.2"
 REDIS_7 = "redis-7"
 CONTAINER = "container"
+LUA_54 = "lua-5.4"
 
 IMAGE = os.environ.get("TASKBULL_TEST_IMAGE")
 """A server image for testcontainers, such as `redis:7`: it then stands for all kinds."""
 
-KINDS = (CONTAINER,) if IMAGE else (VALKEY_9, REDIS_6, REDIS_7)
+IS_LUA_54 = bool(os.environ.get("TASKBULL_TEST_LUA54"))
+"""True to run scripts in Lua 5.4 with Dragonfly's rules for numbers, in front of Valkey 9."""
+
+KINDS = (CONTAINER,) if IMAGE else (LUA_54,) if IS_LUA_54 else (VALKEY_9, REDIS_6, REDIS_7)
 
 
 class Reachable(Struct, frozen=True):
@@ -51,15 +57,17 @@ def binary(kind: str) -> Path:
 
 def is_expected(kind: str) -> bool:
     """Return whether a server of `kind` is installed, or has to be."""
-    return kind == CONTAINER or isinstance(_find(kind), Path) or _is_required(kind)
+    return kind in {CONTAINER, LUA_54} or isinstance(_find(kind), Path) or _is_required(kind)
 
 
 def _find(kind: str) -> Path | str:
+    if kind == LUA_54:
+        return "the test starts and stops its server"
     return {VALKEY_9: _valkey_9, REDIS_6: _redis_6, REDIS_7: _redis_7}[kind]()
 
 
 def _is_required(kind: str) -> bool:
-    optional = kind == REDIS_7 or (kind == REDIS_6 and sys.version_info >= (3, 13))
+    optional = kind in {REDIS_7, LUA_54} or (kind == REDIS_6 and sys.version_info >= (3, 13))
     return bool(os.environ.get("CI")) and not optional
 
 
@@ -116,20 +124,31 @@ class SharedServers:
     def client(self, server: Reachable) -> redis.Redis:
         """Give the one client of a server: to make one takes longer than many a test."""
         if server not in self._clients:
-            made = self._stack.enter_context(redis.Redis.from_url(server.url))
+            # `DragonflyRules` does not support RESP 3, which this client uses.
+            url = self.get(VALKEY_9).url if server.kind == LUA_54 else server.url
+            made = self._stack.enter_context(redis.Redis.from_url(url))
             self._clients[server] = made
         return self._clients[server]
 
     def _start(self, kind: str) -> str:
         if kind == CONTAINER:
             return self._stack.enter_context(_container(str(IMAGE)))
+        if kind == LUA_54:
+            return self._stack.enter_context(_lua_54(self.get(VALKEY_9).url))
         return self._stack.enter_context(ServerProcess(binary(kind))).url
 
 
 @functools.cache
 def _scripts() -> dict[str, str]:
     """Return the source of every script by its digest."""
-    return {script.sha: script.source for script in map(loader.load, loader.names())}
+    return {script.sha: script.source for script in map(call.load, call.names())}
+
+
+@contextmanager
+def _lua_54(url: str) -> Iterator[str]:
+    with DragonflyRules(int(urlsplit(url).port or 0), check_tags=False) as rules:
+        yield rules.url
+    assert not rules.violations, rules.violations
 
 
 @contextmanager
@@ -138,11 +157,12 @@ def _container(image: str) -> Iterator[str]:
     with docker.DockerContainer(image).with_exposed_ports(6379) as container:
         host, port = container.get_container_host_ip(), container.get_exposed_port(6379)
         url = f"redis://{host}:{port}/0"
-        wait_until(lambda: _answers(url), f"{image} answers", 60.0)
+        wait_until(lambda: answers(url), f"{image} answers", 60.0)
         yield url
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Return whether a server answers."""
     with redis.Redis.from_url(url) as client, suppress(redis.ConnectionError):
         return bool(client.ping())
     return False

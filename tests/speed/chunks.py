@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import redis
 from msgspec import Struct
 
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
 from taskbull.queue.queue import SyncQueue
 from taskbull.queue.stores import Stores
 from taskbull.scripts.call import Steps

@@ -11,10 +11,8 @@ from msgspec import Struct, structs
 
 from taskbull.scripts.call import Command, Request
 from taskbull.store.address import Address
-from taskbull.store.delivery import Deadline
-from taskbull.store.protocol import pack
-from taskbull.store.sync_connection import SyncPipeline
-from taskbull.store.sync_store import SyncPendingOperation, SyncStore
+from taskbull.store.protocol import Deadline, pack
+from taskbull.store.sync_store import SyncPendingOperation, SyncPipeline, SyncStore
 
 T = TypeVar("T")
 C = TypeVar("C")

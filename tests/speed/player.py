@@ -11,10 +11,9 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import Complete
 from taskbull.core.wire.flow import ParentWords
-from taskbull.core.wire.new_job import encode_job
-from taskbull.scripts.add import CallSequence, add_jobs
+from taskbull.core.wire.job import encode_job
+from taskbull.scripts.add import CallSequence, FlowChunk, FlowNode, Waits, add_flow, add_jobs
 from taskbull.scripts.cycle import FetchOptions, Packed, cycle, pack_outcome
-from taskbull.scripts.flow import FlowChunk, FlowNode, Waits, add_flow
 from taskbull.store.sync_store import SyncStore
 
 NOW = 1_800_000_000_000

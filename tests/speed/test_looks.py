@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from taskbull.core.keys import QueueKeys
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.search import Terms
-from taskbull.core.states import JobState
-from taskbull.core.wire.events import wanted
+from taskbull.core.wire.job import wanted
 from taskbull.scripts import browse, read, records, schedulers
 from taskbull.scripts.browse import get_failed_ids, list_failures, list_retried
 from taskbull.scripts.call import Request

@@ -11,8 +11,7 @@ from typing import Any, Self, TypeAlias
 
 from hiredis import Reader
 
-from taskbull.scripts.call import Call, Command
-from taskbull.scripts.loader import Script
+from taskbull.scripts.call import Call, Command, Script
 
 
 def script(source: str) -> Script:

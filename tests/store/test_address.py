@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rich.pretty import pretty_repr
 
 from taskbull.errors import ConfigurationError
-from taskbull.store.address import Address, Credentials, Endpoint, Tls, parse, read_url
+from taskbull.store.address import Address, Endpoint, Tls, parse, read_url
+from taskbull.store.credentials import Credentials
 from tests.servers.certificates import Certificates
 
 HERE = (Endpoint("localhost", 6379),)

@@ -11,8 +11,7 @@ from anyio import create_task_group, fail_after, move_on_after
 
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
-from taskbull.store.blocking import SLACK
-from taskbull.store.connection import Change, LinkLost
+from taskbull.store.connection import SLACK, Change, LinkLost
 from tests.servers.kinds import PrivateServers, Reachable
 from tests.servers.waiting import wait_until
 from tests.store.sample import count

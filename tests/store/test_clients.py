@@ -15,7 +15,8 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from taskbull import App, ConfigurationError, Queue, SyncQueue, Worker
-from taskbull.store.address import Address, Credentials, Endpoint, Tls, address_of, parse
+from taskbull.store.address import Address, Endpoint, Tls, address_of, parse
+from taskbull.store.credentials import Credentials
 from tests.servers.certificates import Certificates
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import Reachable
@@ -106,7 +107,7 @@ async def test_an_async_client_of_a_cluster() -> None:
 def test_a_client_may_ask_somebody_for_its_password() -> None:
     provider = redis.UsernamePasswordCredentialProvider("u", "p")
     client = redis.Redis(credential_provider=provider)
-    assert address_of(client).credentials == Credentials("u", "p")
+    assert address_of(client).credentials.current().words == ("AUTH", "u", "p")
 
 
 @pytest.mark.parametrize("wrong", [5, {"host": "h", "password": "hush"}, ["redis://h"], object()])

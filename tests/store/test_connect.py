@@ -13,8 +13,7 @@ from anyio import fail_after, to_thread
 from taskbull.errors import ConnectionLost
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
-from taskbull.store.backend import on_trio
-from taskbull.store.connect import addresses_of
+from taskbull.store.backend import addresses_of, on_trio
 from tests.servers.kinds import VALKEY_9, Reachable
 from tests.store.sample import count
 

@@ -12,8 +12,7 @@ from anyio.lowlevel import checkpoint
 from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
 from taskbull.store.backend import waiters
 from taskbull.store.connection import DeadlineWatch
-from taskbull.store.delivery import Deadline
-from taskbull.store.protocol import Note, Waiter
+from taskbull.store.protocol import Deadline, Note, Waiter
 
 LIMIT = 60.0  # for a whole test: nothing here may hang
 

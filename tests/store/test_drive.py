@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.store.delivery import Deadline, Drive
+from taskbull.store.protocol import Deadline, Drive
 
 
 def asking(times: int) -> Generator[Any, int, int]:

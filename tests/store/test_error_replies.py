@@ -7,7 +7,7 @@ from hiredis import ReplyError
 
 from taskbull.errors import ConnectionLost, ServerRefused, ServerUnavailable
 from taskbull.store.address import Endpoint
-from taskbull.store.delivery import Reaction, read_refusal
+from taskbull.store.protocol import Reaction, read_refusal
 
 ASKED = Endpoint("asked.example.org", 7000)
 SCRIPT = "ERR Error running script (call to f_6b1bf486c81ceb7edf3c093f4c48582e38c0e791): "

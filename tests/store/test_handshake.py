@@ -11,10 +11,11 @@ import pytest
 from hiredis import ProtocolError, Reader, ReplyError
 
 from taskbull.errors import ConnectionLost, ServerRefused, TaskbullError
-from taskbull.store.address import Credentials, Endpoint, parse
+from taskbull.store.address import Endpoint, parse
 from taskbull.store.async_store import open_store
 from taskbull.store.connection import ConnectionOptions
-from taskbull.store.handshake import Handshake, dial_error
+from taskbull.store.credentials import Credentials
+from taskbull.store.protocol import Handshake, dial_error
 from taskbull.store.sync_store import SyncStore
 from tests.servers.kinds import PrivateServers
 from tests.servers.waiting import plain_client

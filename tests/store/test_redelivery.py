@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from taskbull.errors import ConnectionLost, ServerRefused, ServerUnavailable
 from taskbull.store.address import Endpoint
-from taskbull.store.delivery import (
+from taskbull.store.protocol import (
     LONGEST_PAUSE,
     PATIENCE,
     REDIRECTIONS,

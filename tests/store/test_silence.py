@@ -16,7 +16,7 @@ from taskbull.errors import MaybeExecuted, ServerUnavailable
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
 from taskbull.store.connection import Change, Connected, ConnectionOptions, LinkLost
-from taskbull.store.sockets import FORGOTTEN
+from taskbull.store.protocol import FORGOTTEN
 from taskbull.store.sync_store import SyncStore
 from tests.servers.kinds import KINDS, PrivateServers, Reachable, SharedServers
 from tests.servers.waiting import wait_until

@@ -12,9 +12,8 @@ import pytest
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Endpoint, parse
-from taskbull.store.delivery import Deadline
-from taskbull.store.protocol import pack
-from taskbull.store.sync_connection import ConnectionPool, SyncConnection
+from taskbull.store.protocol import Deadline, pack
+from taskbull.store.sync_store import ConnectionPool, SyncConnection
 from tests.servers.certificates import Certificates, tls_in_front_of
 from tests.servers.kinds import PrivateServers, Reachable
 from tests.servers.proxy import Proxy

@@ -9,9 +9,8 @@ import pytest
 
 from taskbull.errors import MaybeExecuted
 from taskbull.store.address import Endpoint, parse
-from taskbull.store.delivery import Deadline
-from taskbull.store.protocol import pack
-from taskbull.store.sync_connection import ConnectionPool, SyncPipeline
+from taskbull.store.protocol import Deadline, pack
+from taskbull.store.sync_store import ConnectionPool, SyncPipeline
 from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
 from tests.store.sample import Peer, Words, bulk, greet

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from taskbull.store.sync_connection import PlainSocket
+from taskbull.store.protocol import PlainSocket
 
 
 @pytest.fixture

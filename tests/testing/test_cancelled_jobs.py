@@ -20,7 +20,7 @@ from taskbull import (
     current_job,
 )
 from taskbull.testing import Box, recorded
-from taskbull.testing.recorded_flow import cancel
+from taskbull.testing.recorded_job import cancel
 
 
 class Shop:

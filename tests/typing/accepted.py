@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, assert_type
 
@@ -11,8 +11,10 @@ from taskbull import (
     Backoff,
     CircuitBreaker,
     Dedup,
+    JobFailed,
     JobHandle,
     JobState,
+    JobStep,
     Keep,
     Limiter,
     Queue,
@@ -29,6 +31,7 @@ from taskbull import (
     from_child,
     from_children,
     from_lifespan,
+    step,
 )
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import AsyncTask, SyncTask, Variant
@@ -36,6 +39,7 @@ from taskbull.core.job import Job
 from taskbull.monitor.browse import After, JobDetails, JobRows, QueueSample
 from taskbull.monitor.inspect import Node
 from taskbull.scripts.read import Logs
+from taskbull.testing import recorded
 
 app = App("typed")
 
@@ -48,6 +52,14 @@ async def fetch(url: str, tries: int = 3) -> list[int]:
 @app.task(queue="pictures", attempts=5, backoff=Backoff.fixed(1))
 def resize(path: str, *, width: int = 800) -> str:
     return f"{path}@{width}"
+
+
+@app.remote(queue="translations", attempts=2, name="translate")
+async def translate(text: str, *, to: str = "fr") -> list[str]: ...  # type: ignore[empty-body]
+
+
+@app.remote
+def detect(text: str) -> str: ...  # type: ignore[empty-body]
 
 
 @app.task(circuit_breaker=CircuitBreaker(threshold=5, duration=30), timeout=20)
@@ -90,6 +102,8 @@ def sync_code() -> None:
     assert_type(resize.options(delay=60, priority=1, job_id="a").delay("a").result(), str)
     assert_type(resize.job("a"), JobSpec[str])
     assert_type(app.enqueue([resize.job("a"), resize.job("b")]), list[JobHandle[str]])
+    assert_type(app.gather(app.enqueue([resize.job("a")])), list[str])
+    assert_type(app.gather([resize.delay("a")], return_failures=True), list[str | JobFailed])
     assert_type(app.job("pictures", "1"), JobHandle[Any])
     assert_type(ping.delay().result(), None)
 
@@ -99,6 +113,7 @@ async def async_code() -> None:
     assert_type(await fetch.adelay("a", 5), JobHandle[list[int]])
     assert_type(await (await fetch.adelay("a")).aresult(), list[int])
     assert_type(await app.aenqueue([fetch.job("a")]), list[JobHandle[list[int]]])
+    assert_type(await app.agather([await fetch.adelay("a")], timeout=5), list[list[int]])
 
 
 def options_of_the_app_and_its_workers() -> None:
@@ -245,3 +260,96 @@ def sync_server(server: SyncServer) -> None:
 def kinds(
     one: AsyncTask[[str, int], list[int]], other: SyncTask[..., str], some: Variant[..., str]
 ) -> None: ...
+
+
+async def answer(text: str, *, to: str = "fr") -> list[str]:
+    return [text, to]
+
+
+async def remote_tasks() -> None:
+    assert_type(translate.delay("a", to="de"), JobHandle[list[str]])
+    assert_type(await translate.adelay("a"), JobHandle[list[str]])
+    assert_type(await (await translate.adelay("a")).aresult(), list[str])
+    assert_type(detect.delay("a").result(), str)
+    assert_type(translate.options(delay=5).delay("a").result(), list[str])
+    assert_type(translate.after(detect.job("a")).delay("a").result(), list[str])
+    assert_type(from_child(translate), list[str])
+    assert_type(from_children(detect), list[str])
+    with recorded(app) as box:
+        box.answer(detect, "de")
+        box.answer(translate, answer)
+
+
+# Steps keep the types of their functions, and waits have the type that they name.
+
+
+@step
+async def charge(order: str, *, amount: int = 1) -> list[int]:
+    return [amount]
+
+
+@step(name="print", attempts=3, backoff=Backoff.fixed(1), timeout=60)
+def print_label(number: int) -> str:
+    return str(number)
+
+
+async def steps() -> None:
+    assert_type(await charge("a", amount=5), list[int])
+    assert_type(print_label(5), str)
+    job = current_job()
+    assert_type(await job.await_signal("approval", bool, timeout=timedelta(days=2)), bool)
+    assert_type(job.wait_signal("count", int), int)
+    await job.asleep(5)
+    job.sleep(timedelta(days=1))
+    handle = app.job("default", "1")
+    handle.signal("approval", True)
+    await handle.asignal("approval")
+    assert_type(handle.steps(), list[JobStep])
+    await app.queue("default").signal("1", "approval", {"ok": True})
+    app.sync_queue("default").retry("1", reset_steps=True)
+
+
+@app.task(reduce="".join)
+async def speak(words: list[str]) -> AsyncIterator[str]:
+    for word in words:
+        yield word
+
+
+@app.task
+def count_up(to: int) -> Iterator[int]:
+    yield from range(to)
+
+
+@app.task(queue="chat", stream_limit=100, stream_ttl=timedelta(hours=2))
+async def squares(to: int) -> AsyncIterator[int]:
+    for number in range(to):
+        yield number**2
+
+
+@app.task(reduce=None)
+def forget(to: int) -> Iterator[float]:
+    yield float(to)
+
+
+async def streams() -> None:
+    async for word in speak.astream(["a"]):
+        assert_type(word, str)
+    for number in count_up.stream(3):
+        assert_type(number, int)
+    job = await speak.adelay(["a"])
+    assert_type(await job.aresult(), str)
+    async for word in job.astream(on_restart=print):
+        assert_type(word, str)
+    assert_type(count_up.delay(3).result(), list[int])
+    assert_type(await (await squares.adelay(3)).aresult(), list[int])
+    async for square in squares.options(priority=1).astream(3):
+        assert_type(square, int)
+    for each in forget.delay(3).stream():
+        assert_type(each, float)
+    assert_type(forget.delay(3).result(), None)
+    assert_type(speak(["a"]), AsyncIterator[str])
+    assert_type(count_up(3), Iterator[int])
+    async for event in app.job("chat", "1").sse("1-7"):
+        assert_type(event, str)
+    with recorded(app) as box:
+        assert_type(box.stream(job), list[Any])

@@ -7,7 +7,7 @@ Never run, only checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from taskbull import (
     App,
@@ -22,8 +22,10 @@ from taskbull import (
     from_child,
     from_children,
     from_lifespan,
+    step,
 )
-from tests.typing.accepted import app, embed, fetch, resize
+from taskbull.testing import recorded
+from tests.typing.accepted import app, charge, detect, embed, fetch, print_label, resize, translate
 
 
 async def wrong_calls() -> None:
@@ -165,3 +167,37 @@ async def wrong_options_of_the_app_and_its_workers() -> None:
     WorkerOptions(lock_duration="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     resize.options(job_id=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     resize.options(size_limit=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def remote_tasks() -> None:
+    detect.delay(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    detect("a")  # type: ignore[operator]  # pyright: ignore[reportCallIssue]
+    await translate.adelay()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    app.remote(process=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    wrong: int = detect.delay("a").result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    with recorded(app) as box:
+        box.answer(resize, "a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    print(wrong)
+
+
+async def wrong_steps() -> None:
+    await charge(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await charge()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    print_label("5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    step(attempts="3")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    count: int = print_label(5)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(count)
+
+
+@app.task
+async def words(count: int) -> AsyncIterator[str]:
+    yield str(count)
+
+
+async def tasks_that_yield() -> None:
+    words.stream("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    words.astream()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    async for word in words.astream(1):
+        number: int = word  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        print(number)
+    print(resize.stream)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]

@@ -13,7 +13,7 @@ from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.options import WorkerOptions
 from taskbull.queue.queue import Queue
-from taskbull.worker.clock import Clock
+from taskbull.worker.run import Clock
 from taskbull.worker.worker import Worker
 from tests.servers.kinds import Reachable
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from anyio import sleep_forever
 
-from taskbull.core.flow import Children
 from taskbull.core.job import ExecutionMode, Job
 from taskbull.core.outcome import Complete, Fail, Outcome, RetryAfter, SnoozeFor
 from taskbull.core.retry import RetryPolicy
 from taskbull.errors import PermanentError, Snooze
 from taskbull.worker.attempt import RELEASE_PAUSE, Executor, Route
-from taskbull.worker.run import Run
+from taskbull.worker.run import PortMethod, Run
 from taskbull.worker.running_job import JobEnvironment, RunningJob, current_job
 from taskbull.worker.threads import ThreadPool
 
@@ -26,57 +25,20 @@ class Memory:
     def __init__(self) -> None:
         self.written: list[object] = []
         self.redis_wait_seconds = 0.0
+        self.is_virtual = False
+        self.has_stream = False
         self.trouble: Exception | None = None
 
     def caused(self, error: BaseException) -> bool:
         return error is self.trouble
 
-    def progress(self, raw: bytes) -> None:
-        self.written.append(raw)
-
-    async def aprogress(self, raw: bytes) -> None:
-        self.progress(raw)
-
-    def log(self, line: str) -> None:
-        self.written.append(line)
-
-    async def alog(self, line: str) -> None:
-        self.log(line)
-
-    def update_data(self, raw: bytes) -> None:
-        if self.trouble is not None:
+    def call(self, method: PortMethod, *arguments: Any) -> None:
+        if method == "update_data" and self.trouble is not None:
             raise self.trouble
-        self.written.append(raw)
+        self.written.extend(arguments)
 
-    async def aupdate_data(self, raw: bytes) -> None:
-        self.update_data(raw)
-
-    def child_results(self, name: str) -> list[bytes]:
-        return []
-
-    async def achild_results(self, name: str) -> list[bytes]:
-        return []
-
-    async def achild_results_so_far(self, name: str) -> list[bytes]:
-        return []
-
-    def child_failures(self) -> dict[tuple[str, str], str]:
-        return {}
-
-    async def achild_failures(self) -> dict[tuple[str, str], str]:
-        return {}
-
-    def spawn(self, children: Children) -> list[str]:
-        return []
-
-    async def aspawn(self, children: Children) -> list[str]:
-        return []
-
-    def drop_children(self) -> int:
-        return 0
-
-    async def adrop_children(self) -> int:
-        return 0
+    async def acall(self, method: PortMethod, *arguments: Any) -> None:
+        self.call(method, *arguments)
 
     async def arecord_unknown_task(self, patience: float) -> float:
         return patience

@@ -6,7 +6,7 @@ import pytest
 
 from taskbull.core import events
 from taskbull.store.connection import Change, Connected, DialFailed, LinkLost
-from taskbull.worker.reporting import Availability, Listeners, Reporter
+from taskbull.worker.run import Availability, Listeners, Reporter
 
 GONE = LinkLost("here", "the connection was closed")
 

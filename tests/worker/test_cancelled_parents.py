@@ -9,10 +9,10 @@ from anyio import Event, fail_after, sleep_forever
 
 from taskbull import JobHandle
 from taskbull.core import events
-from taskbull.core.cancelling import Cancelled
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
+from taskbull.core.outcome import Cancelled
 from taskbull.errors import PermanentError, WaitForChildren
-from taskbull.worker.maintenance import CancelledParents
+from taskbull.worker.consumer import CancelledParents
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import LIMIT, WorkerBed, echo, until
 

@@ -13,10 +13,9 @@ import pytest
 from anyio import Event, create_task_group, fail_after, sleep_forever
 
 from taskbull.core import events
-from taskbull.core.breaker import BreakerState, CircuitBreaker
-from taskbull.core.cancelling import Cancelled
 from taskbull.core.options import Keep
-from taskbull.core.outcome import Verdict
+from taskbull.core.outcome import Cancelled, Verdict
+from taskbull.core.retry import BreakerState, CircuitBreaker
 from taskbull.core.schedule import Every
 from taskbull.errors import (
     CancelRequested,
@@ -426,10 +425,13 @@ async def test_a_request_that_comes_before_its_job_is_kept_for_it(bed: WorkerBed
     worker = bed.worker(handler, drain_delay=60)
     async with worker.running():
         await worker.until_idle()
-        cycle = worker._consumers["q"]._cycle
+        cycle = worker._consumers["q"].cycle
         sequence = cycle._sequences[-1]  # the next call is under its next token
-        token = f"{sequence._id}:{sequence._calls + 1}"
-        cycle._intake.stop("late", token, reason=WHY, may_come=True)
+        token = sequence.next_token()
+        cycle._sequences.remove(sequence)  # as if that call were in flight
+        cycle.stop_job("late", token, WHY)
+        sequence._calls -= 1
+        cycle._sequences.append(sequence)
         await bed.queue.add("work", job_id="late")
         [failed] = await bed.record.wait_for(events.Failed)
         again = await bed.queue.add("work")
@@ -443,7 +445,7 @@ async def test_a_request_for_a_call_that_is_over_is_not_kept(bed: WorkerBed) -> 
     worker = bed.worker(Sleeper())
     async with worker.running():
         await worker.until_idle()
-        cycle = worker._consumers["q"]._cycle
+        cycle = worker._consumers["q"].cycle
         cycle.stop_job("gone", f"{cycle._sequences[-1]._id}:1", WHY)
         cycle.stop_job("gone", "tb:another:1", WHY)
         assert cycle._intake.early == {}

@@ -13,7 +13,7 @@ from anyio import Event, create_task_group, fail_after, sleep_forever, to_thread
 from redis.sentinel import Sentinel
 
 from taskbull.core import events
-from taskbull.core.cancelling import Cancelled
+from taskbull.core.outcome import Cancelled
 from taskbull.queue.queue import Queue
 from taskbull.scripts.change import requests_key
 from taskbull.worker.running_job import RunningJob

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from taskbull.core import events
-from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.retry import CircuitBreaker
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
 from tests.servers.kinds import KINDS

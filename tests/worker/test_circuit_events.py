@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from taskbull.core import events
-from taskbull.core.breaker import BreakerState, CircuitBreaker
 from taskbull.core.outcome import Category, Complete, Fail, Failure, Outcome, Release, Verdict
-from taskbull.worker.clock import Alarm, Clock
-from taskbull.worker.limits import Circuit
-from taskbull.worker.reporting import Listeners, Reporter
+from taskbull.core.retry import BreakerState, CircuitBreaker
+from taskbull.worker.demand import Circuit
+from taskbull.worker.run import Alarm, Clock, Listeners, Reporter
 
 FAILED = Fail(Failure(Category.UNKNOWN, "no", "no", ValueError("no")), Verdict.PERMANENT)
 

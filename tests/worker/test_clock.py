@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from anyio import create_task_group, wait_all_tasks_blocked
 
-from taskbull.worker.clock import Alarm
+from taskbull.worker.run import Alarm
 from tests.worker.bed import HandClock
 
 

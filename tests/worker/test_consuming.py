@@ -10,9 +10,9 @@ import pytest
 from anyio import Event
 
 from taskbull.core import events
-from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.options import Limiter
+from taskbull.core.groups import Limiter
 from taskbull.core.outcome import Verdict
+from taskbull.core.retry import CircuitBreaker
 from taskbull.errors import ConfigurationError, RateLimited
 from taskbull.worker.running_job import RunningJob, current_job
 from taskbull.worker.worker import Worker
@@ -189,6 +189,23 @@ async def test_the_worker_is_listed_by_its_name(bed: WorkerBed) -> None:
         await bed.record.wait_for(events.Completed)
     assert [worker.name for worker in workers] == ["hera"]
     assert (await bed.job(handle.id)).processed_by == "hera"
+
+
+async def test_a_worker_that_is_busy_from_its_start_on_is_listed(bed: WorkerBed) -> None:
+    gate = Event()
+
+    async def work(job: RunningJob) -> None:
+        await gate.wait()
+
+    for _ in range(3):
+        await bed.queue.add("send")
+    async with bed.worker(work, concurrency=1).running():
+        await bed.record.wait_for(events.Started)
+        with anyio.fail_after(60):
+            while not await bed.queue.workers():
+                await anyio.lowlevel.checkpoint()
+        assert not bed.record.of(events.Completed)
+        gate.set()
 
 
 async def test_a_burst_ends_when_the_queue_is_empty(bed: WorkerBed) -> None:

@@ -15,7 +15,7 @@ import redis
 from anyio import create_task_group, sleep_forever
 
 from taskbull.core import events
-from taskbull.scripts.loader import load
+from taskbull.scripts.call import load
 from taskbull.store.address import parse
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import Bed

@@ -171,6 +171,11 @@ def test_a_worker_runs_in_the_lifespan_of_a_web_app_under_uvicorn(
             done = client.get("/work")
             assert done.status_code == 200, web.stop()
             assert "limiting" in client.get("/jobs/").text
-        said = web.stop()
+            # V2: uvicorn waits for open streams, and the job never ends.
+            with client.stream("GET", "/follow") as response:
+                lines = response.iter_lines()
+                assert next(lines) == "retry: 1000"
+                said = web.stop()
+                assert "event: end" not in list(lines)
     assert "Traceback" not in said
     assert "Application shutdown complete" in said

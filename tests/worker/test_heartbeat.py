@@ -14,13 +14,11 @@ from taskbull.scripts.records import get_records
 from taskbull.store.address import address_of
 from taskbull.store.async_store import Store, open_store
 from taskbull.store.sync_store import SyncStore
-from taskbull.worker.clock import Clock
 from taskbull.worker.context import QueueContext
+from taskbull.worker.demand import Quarantine
 from taskbull.worker.heartbeat import Heartbeat, Watchdog
-from taskbull.worker.limits import Quarantine
 from taskbull.worker.records import FailedAttempts, Recorder
-from taskbull.worker.reporting import Listeners, Reporter
-from taskbull.worker.run import Run
+from taskbull.worker.run import Clock, Listeners, Reporter, Run
 from taskbull.worker.threads import ThreadPool
 from tests.servers.kinds import VALKEY_9, SharedServers
 

@@ -17,7 +17,7 @@ from taskbull.core import events
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import WorkerOptions
 from taskbull.queue.queue import Queue
-from taskbull.store import delivery
+from taskbull.store import protocol
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
 from tests.servers.cluster import Cluster, Migration, Node, slot_of
@@ -67,7 +67,7 @@ async def test_a_slot_that_is_on_two_nodes_for_long_costs_no_job_and_no_lock(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # F3, F4
     caplog.set_level(logging.CRITICAL, "taskbull")
-    monkeypatch.setattr(delivery, "PATIENCE", 0.5)  # each call is refused many times meanwhile
+    monkeypatch.setattr(protocol, "PATIENCE", 0.5)  # each call is refused many times meanwhile
     chores = Chores(bed, Random(SEED))
     held = HeldChores(bed, chores)
     await held.add("during", 5)

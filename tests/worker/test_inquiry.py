@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from taskbull.errors import MaybeExecuted, ServerRefused, TaskbullError
-from taskbull.worker.recovery import pause_after
+from taskbull.worker.cycle import pause_after
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from anyio import fail_after
 
 from taskbull import JobHandle, PermanentError, events
 from taskbull.core.job import ExecutionMode
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
 from taskbull.worker.batch import Batch
+from taskbull.worker.run import Shutdown
 from taskbull.worker.running_job import current_batch
-from taskbull.worker.shutdown import Shutdown
 from tests.worker.bed import LIMIT, WorkerBed, until
 from tests.worker.test_gatherer import FAR, gathered
 

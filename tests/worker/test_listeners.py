@@ -10,8 +10,7 @@ from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, Release, Written
 from taskbull.observability.logs import LogLines
-from taskbull.worker.reporting import Listeners, Reporter
-from taskbull.worker.run import Run
+from taskbull.worker.run import Listeners, Reporter, Run
 
 LOGGER = "taskbull.worker"
 DONE = Complete()

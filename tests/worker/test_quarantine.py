@@ -21,9 +21,8 @@ from taskbull.queue.queue import Queue
 from taskbull.scripts.cycle import FetchOptions, cycle
 from taskbull.store.address import parse
 from taskbull.store.sync_store import SyncStore
-from taskbull.worker import limits
-from taskbull.worker.demand import BATCH
-from taskbull.worker.limits import Quarantine
+from taskbull.worker import demand
+from taskbull.worker.demand import BATCH, Quarantine
 from taskbull.worker.run import ReadyJobs, Run
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import WorkerBed, until
@@ -88,8 +87,8 @@ async def test_jobs_that_have_stalled_run_one_at_a_time_in_all_queues(bed: Worke
 async def test_jobs_of_a_killed_worker_all_run_again_however_long_they_take(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # H3
-    monkeypatch.setattr(limits, "TRIAL", 3600.0)  # none of them ends within its trial
-    monkeypatch.setattr(limits, "LIMIT", 0.1)
+    monkeypatch.setattr(demand, "TRIAL", 3600.0)  # none of them ends within its trial
+    monkeypatch.setattr(demand, "LIMIT", 0.1)
     go = Event()
 
     async def handler(_: RunningJob) -> None:
@@ -142,7 +141,7 @@ async def test_a_job_that_is_held_shows_why(
         await go.wait()
 
     stalled = await _add(bed, bed.queue, "stalled", 2)
-    monkeypatch.setattr(limits, "TRIAL", 60.0)
+    monkeypatch.setattr(demand, "TRIAL", 60.0)
     server = Server(bed.url, prefix=bed.prefix)
     async with bed.worker(handler).running():
         [first] = await bed.record.wait_for(events.Started)
@@ -190,14 +189,14 @@ async def test_all_that_are_held_come_back_within_the_limit() -> None:  # H3
         hold = ward.hold()
         assert hold is not None
         last_ms = hold.first_ms + (BATCH - 1) * hold.step_ms
-        assert last_ms <= 1000 * limits.LIMIT + 10 * BATCH
+        assert last_ms <= 1000 * demand.LIMIT + 10 * BATCH
         ward.have_been_held(BATCH, hold, sent_at)
 
 
 async def test_after_the_limit_they_start_one_by_one_without_a_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # H3
-    monkeypatch.setattr(limits, "LIMIT", 0.0)
+    monkeypatch.setattr(demand, "LIMIT", 0.0)
     ward, ready = Quarantine(), ReadyJobs()
     for job_id in "abc":
         assert ward.admit([Run(Job(id=job_id, stalled_count=1), "t", 0.0)], ready) == []

@@ -11,8 +11,8 @@ from msgspec import Struct
 from taskbull import __version__
 from taskbull.core import events
 from taskbull.core.backoff import Backoff
-from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.options import WorkerOptions
+from taskbull.core.retry import CircuitBreaker
 from taskbull.core.worker_record import Seen
 from taskbull.monitor.server import Server
 from taskbull.scripts.records import get_records, queues_key
@@ -109,18 +109,28 @@ async def test_failed_attempts_are_counted_though_they_are_retried(bed: WorkerBe
     async with make(bed, broken).running():
         await bed.record.wait_for(events.Retried, 3)
     [error] = (await Server(bed.url, prefix=bed.prefix).retried("q")).errors
-    assert (error.task, error.error, error.counted) == ("send", "KeyError: <…>", 3)
+    assert (error.task, error.error, error.counted) == ("send", "KeyError: 'x'", 3)
 
 
 async def test_it_has_the_fingerprint_of_its_failed_job(bed: WorkerBed) -> None:
-    await bed.queue.add("send", attempts=1)
+    await bed.queue.add("send", attempts=2, backoff=Backoff.fixed(0.001))
     async with make(bed, broken).running():
         await bed.record.wait_for(events.Failed)
     server = Server(bed.url, prefix=bed.prefix)
     [error] = (await server.retried("q")).errors
     [group] = (await server.failures("q")).groups
-    assert (group.error, group.fingerprint) == (error.error, error.fingerprint)
+    assert (error.error, error.fingerprint) == ("KeyError: <…>", group.fingerprint)
+    assert group.error == "KeyError: 'x'"
     assert group.frame.startswith("test_records.py:")
+
+
+async def test_errors_of_jobs_that_are_not_retried_are_not_among_the_retried(
+    bed: WorkerBed,
+) -> None:  # V29
+    await bed.queue.add("send", attempts=1)
+    async with make(bed, broken).running():
+        await bed.record.wait_for(events.Failed)
+    assert (await Server(bed.url, prefix=bed.prefix).retried("q")).errors == []
 
 
 async def test_nothing_is_written_where_it_is_turned_off(bed: WorkerBed) -> None:

@@ -23,7 +23,7 @@ from anyio import (
 
 from taskbull.core import events
 from taskbull.errors import ConnectionLost, Retry
-from taskbull.store import delivery
+from taskbull.store import protocol
 from taskbull.store.server_process import ServerProcess
 from taskbull.worker import demand
 from taskbull.worker.running_job import RunningJob
@@ -222,7 +222,7 @@ async def test_jobs_go_on_while_redis_refuses_to_write(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery, "PATIENCE", patience)
+    monkeypatch.setattr(protocol, "PATIENCE", patience)
     here = place(SAVED)
     held, second = Held(), Held()
 
@@ -281,6 +281,7 @@ async def test_an_end_that_came_too_late_to_be_written_is_told_as_lost(
     handle = await here.bed.queue.add("work")
     lock = lock_of(here.bed, handle.id)
     short: Any = {"lock_duration": 2, "heartbeat_interval": 0.2, "stalled_interval": 0.3}
+    caplog.set_level(logging.INFO, "taskbull.worker.cycle")
     async with here.bed.worker(held, **short).running():
         await here.record.wait_for(events.Started)
         with _cannot_save(here):
@@ -288,7 +289,9 @@ async def test_an_end_that_came_too_late_to_be_written_is_told_as_lost(
             await until(lambda: not here.admin.exists(lock))
             refusals = caplog.text.count("Redis refused")
             await until(lambda: caplog.text.count("Redis refused") > refusals)
+            assert "accepts calls again" not in caplog.text
         await here.record.wait_for(events.Completed)
+        await until(lambda: "Redis accepts calls again" in caplog.text)  # V38
     ended = [type(event) for event in here.record.of(events.Ended)]
     assert ended == [events.Lost, events.Completed]
     assert ends(here.bed) == {handle.id: 1}

@@ -127,9 +127,9 @@ async def test_an_end_that_was_written_is_told_however_late_that_is_known(
     async with worker.running():
         await bed.record.wait_for(events.Started, len(jobs))
         proxy.refuse()
-        proxy.cut_before_reply(_CYCLE)
+        proxy.hold_replies()
         go.set()
-        await until(lambda: proxy.cuts == 1)
+        await until(lambda: set(listed(bed, bed.keys.active)) < jobs.keys())
         proxy.cut()
         await _let_pass(bed, 1.5 * SHORT["lock_duration"])
         unwritten = set(listed(bed, bed.keys.active))

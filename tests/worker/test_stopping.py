@@ -21,8 +21,8 @@ from taskbull.core import events
 from taskbull.core.job import ExecutionMode, Job
 from taskbull.worker import worker as module
 from taskbull.worker.attempt import Route
+from taskbull.worker.run import Shutdown
 from taskbull.worker.running_job import RunningJob
-from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.worker import Worker
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.worker.bed import Recorder, WorkerBed, echo, until

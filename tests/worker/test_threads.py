@@ -430,6 +430,9 @@ async def test_a_thread_that_outlives_its_timeout_blocks_no_slot(
         assert isinstance(failed.failure.error, TimeoutError)
         assert failed.failure.category is Category.TRANSIENT
         assert failed.verdict is Verdict.EXHAUSTED
+        _, _, where = failed.failure.stack.partition("Its thread is here:")  # U36
+        assert "in handler" in where
+        assert "gate.wait()" in where
         [abandoned] = bed.record.of(events.ThreadAbandoned)
         assert (abandoned.job.id, abandoned.abandoned) == (hanging.id, 1)
         await bed.queue.add("go")

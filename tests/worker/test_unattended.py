@@ -84,7 +84,7 @@ async def test_a_listener_and_a_log_filter_that_raise_hold_up_no_job(bed: Worker
     def fail(*_: object) -> bool:
         raise SystemExit
 
-    log = logging.getLogger("taskbull.worker.reporting")
+    log = logging.getLogger("taskbull.worker.run")
     log.addFilter(fail)
     try:
         worker = bed.worker(_raise, concurrency=2)

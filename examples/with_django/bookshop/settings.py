@@ -11,10 +11,11 @@ SECRET_KEY = os.environ.get("SECRET_KEY", "for this example only")
 DEBUG = True
 ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
 ROOT_URLCONF = "bookshop.urls"
-INSTALLED_APPS = ["orders"]
+INSTALLED_APPS = ["orders", "taskbull.django"]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": FOLDER / "db.sqlite3"}}
 USE_TZ = True
 TIME_ZONE = "UTC"  # Django changes that of the whole process, the worker's log included
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
+TASKBULL_APP = "bookshop.jobs:app"
 TASKBULL_REDIS_URL = os.environ.get("TASKBULL_REDIS_URL", f"embedded://{FOLDER / '.taskbull'}")

@@ -12,9 +12,12 @@ import faulthandler
 import logging
 import os
 import resource
+import select
 import signal
+import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,27 +25,48 @@ from io import TextIOWrapper
 from mmap import mmap
 from pathlib import Path
 from random import random
-from threading import RLock
-from typing import Any, NoReturn, TypeAlias
+from threading import Lock, RLock, Thread, current_thread, get_ident, main_thread
+from types import FrameType
+from typing import Any, Final, NoReturn, TypeAlias
 
+import msgspec
 from anyio.from_thread import start_blocking_portal
 
 from taskbull.app.app import App, dispatch_of
+from taskbull.app.discovery import AppSource, load
 from taskbull.app.dispatch import Dispatch
 from taskbull.app.group import Resources, Yielded
-from taskbull.app.pool.child_io import RemoteJobPort, WorkerConnection, WorkerLogHandler
-from taskbull.app.pool.source import AppSource, load
-from taskbull.core.failure import leave_out_our_frames, reason_of, stack_of
-from taskbull.core.flow import Children
-from taskbull.core.job import Job
-from taskbull.core.outcome import Discard, Fail, Loss, RetryAfter, Written
+from taskbull.core.job import Children, Job
+from taskbull.core.outcome import (
+    Discard,
+    Fail,
+    Loss,
+    RetryAfter,
+    Written,
+    causes,
+    format_stack,
+    frames_of,
+    leave_out_our_frames,
+    reason_of,
+    scrubbed,
+    stack_of,
+)
 from taskbull.core.retry import decide
 from taskbull.core.wire.job import encode_value
-from taskbull.errors import ConfigurationError, LockLost, SerializationError, Terminated
+from taskbull.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    JobControl,
+    LockLost,
+    MaybeExecuted,
+    SerializationError,
+    TaskbullError,
+    Terminated,
+)
+from taskbull.observability.logs import STANDARD
 from taskbull.scripts.call import again
 from taskbull.worker.attempt import SyncHandler
 from taskbull.worker.batch import Batch, checked_results
-from taskbull.worker.fork import end_child_of
 from taskbull.worker.pool.messages import (
     MEGABYTE,
     MOST,
@@ -50,23 +74,354 @@ from taskbull.worker.pool.messages import (
     Ended,
     Hello,
     JobFlags,
+    JobRequest,
+    Message,
+    MessageSocket,
+    Method,
     Raised,
+    Record,
+    Reply,
+    ReportedStack,
     RunJob,
+    StackRequest,
     Started,
+    ToProcess,
+    decode_in_process,
+    encode,
+    error_in_reply,
+    outcome_fields,
     unpack_job,
 )
-from taskbull.worker.pool.process import NUMBER_BYTES
-from taskbull.worker.pool.results import outcome_fields
-from taskbull.worker.run import JobPort, NotBegun, Run, note_spawned, spawning
+from taskbull.worker.pool.process import NOT_ITS_OWN, NUMBER_BYTES
+from taskbull.worker.run import JobPort, NotBegun, PortMethod, Run, end_child_of, spawning
 from taskbull.worker.running_job import (
     JobEnvironment,
     RunningJob,
+    ending_of,
     enter,
     enter_batch,
+    job_thread,
     leave,
     leave_batch,
     run_of,
 )
+
+# A pool process's communication with its worker: requests, interruption, messages and logs.
+
+
+# This is the only way to inspect another thread's stack.
+_frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+class RemoteJobPort:
+    """A `JobPort` that sends a job's reads and writes to the worker.
+
+    After the attempt has finished, its methods raise `LockLost`, because a task may have left a
+    thread behind.
+    """
+
+    redis_wait_seconds = 0.0  # The worker measures it.
+    is_virtual = False
+    has_stream = False
+
+    def __init__(
+        self,
+        run: Run,
+        queue: str,
+        request: Callable[..., Reply | None],
+        spawn: Callable[[Children], list[str]],
+    ) -> None:
+        self._run = run
+        self._queue = queue
+        self._request = request
+        self._spawn = spawn
+        self._trouble: BaseException | None = None
+
+    def caused(self, error: BaseException) -> bool:
+        """Return True if Redis caused a task's error. Steering errors never count."""
+        if self._trouble is None or isinstance(error, JobControl):
+            return False
+        return any(one is self._trouble for one in causes(error))
+
+    def call(self, method: PortMethod, *arguments: Any) -> Any:
+        """Perform a read or write, and block until it is done."""
+        if method == "spawn":
+            return self._spawn_children(*arguments)
+        if method == "log":
+            arguments = tuple(
+                str(line).encode("utf-8", "backslashreplace").decode() for line in arguments
+            )
+        elif method == "child_results" and self._run.spawned.new > 0:
+            # The worker does not know which children a call has spawned until the call finishes.
+            method = "child_results_so_far"
+        reply = self._request(method, arguments)
+        if reply is None:
+            raise LockLost(self._queue, self._run.job.id)
+        if reply.error:
+            error = error_in_reply(reply, self._queue, self._run.job.id)
+            if reply.of_redis:
+                self._trouble = error
+            raise error
+        if method == "child_failures":
+            return {(queue, job_id): reason for queue, job_id, reason in reply.value}
+        return reply.value
+
+    async def acall(self, method: PortMethod, *arguments: Any) -> Any:
+        """Perform a read or write. It blocks, because a process has no event loop for its jobs."""
+        return self.call(method, *arguments)
+
+    def _spawn_children(self, children: Children) -> list[str]:
+        """Add children from this process, which has the specs of the app's tasks."""
+        try:
+            return self._spawn(children)
+        except (ConnectionLost, MaybeExecuted) as error:
+            self._trouble = error
+            raise
+
+    async def arecord_unknown_task(self, patience: float) -> float:
+        """Return `patience` unchanged: a process only gets jobs that it can run."""
+        return patience
+
+
+SOCKET_IS_GONE: Final = 70
+"""The exit code of a process whose task has closed the data socket."""
+
+_LOOK = 0.05
+"""Seconds between checks whether the call is over, while a thread waits for a reply."""
+
+_HALTED = "the worker ends the job: its time is up, it was cancelled, or the worker stops"
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+class WorkerConnection:
+    """The two sockets to the worker, and the signal handling that stops a running function.
+
+    One thread reads the data socket at a time. During a call that is the thread that sends a
+    request for one of the jobs. Between calls it is the main thread, which waits for jobs. A task
+    may leave threads behind; after its call has finished, their requests get no reply.
+
+    The worker stops a function by naming its call over the control socket, which a separate thread
+    reads. `Terminated` is then raised in the main thread, at most once per call and never in the
+    middle of a message. A SIGTERM from elsewhere is ignored, because the worker decides: systemd,
+    for example, sends one to every process of a service that it stops.
+    """
+
+    def __init__(self, data_fd: int, control_fd: int) -> None:
+        for descriptor in (data_fd, control_fd):
+            os.set_inheritable(descriptor, False)
+        self._data = MessageSocket(socket.socket(fileno=data_fd), decode_in_process)
+        self._control = MessageSocket(socket.socket(fileno=control_fd), decode_in_process)
+        self._identity = _identity(data_fd)
+        self._pid = os.getpid()
+        self._main = get_ident()
+        self._received: deque[ToProcess] = deque()
+        self._sending = RLock()  # A logging handler may be called while this thread is sending.
+        self._requesting = Lock()
+        self._requests = 0
+        self._call = 0
+        """The number of the running call, or 0. Only its jobs may send requests."""
+        self._interruptible = 0
+        """The number of the call that may be interrupted, or 0."""
+        self._halted = 0
+        """The number of the last call that the worker has asked to stop."""
+        self._deferred = 0
+        self._is_due = False
+
+    def handle_signals(self) -> None:
+        """Handle SIGTERM, and ignore SIGINT because the worker handles Ctrl-C."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        # Programs that a task starts would inherit SIG_IGN.
+        signal.signal(signal.SIGINT, _ignore)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_ITS_OWN)  # The worker had blocked them.
+
+    def watch_control_socket(
+        self, on_flags: Callable[[JobFlags], object], on_orphaned: Callable[[], object]
+    ) -> None:
+        """Read the control socket in a thread; call `on_orphaned` when the worker is gone."""
+
+        def listen() -> None:
+            try:
+                while True:
+                    for message in self._control.receive():
+                        if isinstance(message, JobFlags):
+                            on_flags(message)
+                            if message.halt:
+                                self._halted = message.number
+                                signal.pthread_kill(self._main, signal.SIGTERM)
+                        elif isinstance(message, StackRequest) and self.is_open_to(message.number):
+                            stack = format_stack(frames_of(_frames().get(self._main)))
+                            self.send(ReportedStack(message.number, stack))
+            except EOFError:
+                on_orphaned()
+
+        Thread(target=listen, name="control_socket", daemon=True).start()
+
+    def begin(self, call: int) -> None:
+        """Accept requests from the jobs of a call, and allow it to be interrupted.
+
+        Raises:
+            Terminated: If the worker has already asked to stop the call.
+        """
+        self._call = call
+        self._is_due = False
+        self._interruptible = call
+        self._raise_if_halted()
+
+    def end_interruption(self) -> None:
+        """Stop allowing the call to be interrupted."""
+        self._interruptible = 0
+
+    def end(self) -> None:
+        """Stop accepting requests, and wait until a thread with a pending request has left."""
+        self._call = 0
+        with self._requesting:
+            pass
+
+    def is_open_to(self, call: int) -> bool:
+        """Return True if the jobs of this call may send requests."""
+        return call == self._call
+
+    def is_halted(self, call: int) -> bool:
+        """Return True if the worker has asked to stop this call."""
+        return call == self._halted
+
+    def send(self, *messages: Message) -> None:
+        """Send messages to the worker.
+
+        Exit the process if its task has closed the socket: its descriptor may now belong to another
+        file.
+        """
+        data = b"".join(map(encode, messages))
+        with self._interruption_deferred():
+            if _identity(self._data.socket.fileno()) != self._identity:
+                os._exit(SOCKET_IS_GONE)
+            with self._sending:
+                self._data.socket.sendall(data)
+
+    def receive(self) -> ToProcess:
+        """Wait for the next message; raise `EOFError` if there will be no more."""
+        while not self._received:
+            self._read()
+        return self._received.popleft()
+
+    def request(
+        self, call: int, job: int, method: Method, arguments: tuple[Any, ...]
+    ) -> Reply | None:
+        """Send a job's request and return the reply, or `None` if the call is over.
+
+        Raises:
+            TaskbullError: In a forked process.
+        """
+        # After a fork, either process could receive the reply.
+        if os.getpid() != self._pid:
+            raise TaskbullError(
+                "A process forked by a task cannot use current_job(): only the task's own process "
+                "can"
+            )
+        with self._requesting:
+            if not self.is_open_to(call):
+                return None
+            self._requests = number = self._requests + 1
+            self.send(JobRequest(number, call, job, method, arguments))
+            while self.is_open_to(call):
+                # A signal may interrupt the wait, but not the read.
+                if select.select([self._data.socket], [], [], _LOOK)[0]:
+                    with self._interruption_deferred():
+                        reply = self._read(number)
+                    if reply is not None:
+                        return reply
+        return None
+
+    def _read(self, request: int = 0) -> Reply | None:
+        """Read once, keep the calls, and return the reply to a request, if it has arrived.
+
+        Replies to earlier requests are dropped.
+        """
+        found: Reply | None = None
+        for message in self._data.receive():
+            if not isinstance(message, Reply):
+                self._received.append(message)
+            elif message.number == request:
+                found = message
+        return found
+
+    @contextmanager
+    def _interruption_deferred(self) -> Generator[None]:
+        if current_thread() is not main_thread():  # Signals only interrupt the main thread.
+            yield
+            return
+        self._deferred += 1
+        try:
+            yield
+        finally:
+            self._deferred -= 1
+        if self._is_due:
+            self._is_due = False
+            self._raise_if_halted()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._deferred:
+            self._is_due = True
+        else:
+            self._raise_if_halted()
+
+    def _raise_if_halted(self) -> None:
+        if self._interruptible and self._interruptible == self._halted:
+            self._interruptible = 0
+            raise Terminated(_HALTED)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+class WorkerLogHandler(logging.Handler):
+    """A logging handler that sends records to the worker, which logs them with the job's fields."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record to the worker."""
+        try:
+            self._send(_packed(record))
+        except Exception:  # noqa: BLE001 - a log line must not fail the job
+            self.handleError(record)
+
+
+def _packed(record: logging.LogRecord) -> Record:
+    stack = record.exc_text or ""
+    if not stack and record.exc_info and record.exc_info[1] is not None:
+        stack = stack_of(record.exc_info[1])
+    extra = {name: value for name, value in vars(record).items() if name not in STANDARD}
+    return Record(
+        record.name,
+        record.levelno,
+        scrubbed(record.getMessage()),
+        record.created,
+        (scrubbed(record.pathname), record.lineno, record.funcName or ""),
+        record.threadName or "",
+        "\n".join(filter(None, (stack, record.stack_info))),
+        _encode(extra),
+    )
+
+
+def _encode(extra: dict[str, Any]) -> bytes:
+    if not extra:
+        return b"{}"
+    try:
+        return msgspec.json.encode(extra, enc_hook=str)
+    except (TypeError, ValueError):  # JSON cannot represent a value.
+        return msgspec.json.encode({name: scrubbed(repr(value)) for name, value in extra.items()})
+
 
 # Reports to the worker about finished jobs.
 
@@ -99,6 +454,8 @@ def end_of(
     The outcome of an error is decided here, because this process has the error's class.
     """
     spawned = (run.spawned.before, run.spawned.new)
+    if not (run.cancel_seen or halted):
+        result = ending_of(run, result)
     if not isinstance(result, BaseException):
         return Done(number, megabytes, spawned, result, run.cancel_seen)
     reason, stack, fields = _decided(result, run, halted=halted)
@@ -255,7 +612,7 @@ class Child:
         self._hello = hello
         self._app, self._dispatch = _load_app(hello)
         resources = Resources(self._app.registry, in_process=True)
-        with lifespans_open(resources, hello.backend) as yielded:
+        with lifespans_open(resources, hello.backend) as yielded, job_thread():
             self._resources_of = partial(resources.of, yielded)
             self._worker.send(Started())
             jobs: list[RunJob] = []
@@ -346,7 +703,7 @@ class Child:
             keys = producer.namespace.keys(message.queue)
             steps = spawning(keys, run, children, int(time.time() * 1000))
             store = producer.stores.sync_store()
-            return note_spawned(run, store.run(again(steps), timeout=_SPAWNING))
+            return store.run(again(steps), timeout=_SPAWNING)
 
 
 def _load_app(hello: Hello) -> tuple[App, Dispatch]:

@@ -14,14 +14,13 @@ from taskbull.app.app import App
 from taskbull.app.settings import CallOptions
 from taskbull.app.task import Task
 from taskbull.cli.app_loading import app_option, find_app
-from taskbull.cli.arguments import Arguments, read_instant, read_seconds
-from taskbull.cli.completion import complete_task
+from taskbull.cli.arguments import Arguments, complete_task, read_instant, read_seconds
 from taskbull.cli.errors import FAILED, CommandFailed, WrongUsage, complain, note
-from taskbull.cli.output import cell, command, json_option, printable_lines, show_json, to_json
+from taskbull.cli.output import cell, json_option, printable_lines, show_json, to_json
 from taskbull.cli.server import open_server
 from taskbull.core import payload
-from taskbull.core.states import MAX_PRIORITY
-from taskbull.core.validation import did_you_mean
+from taskbull.core.keys import MAX_PRIORITY
+from taskbull.core.validation import command, did_you_mean
 from taskbull.errors import InvalidArguments, JobFailed, ServerRefused
 from taskbull.queue.handle import JobHandle
 

@@ -19,13 +19,14 @@ from msgspec import Struct
 from taskbull.app.app import App
 from taskbull.cli.app_loading import app_argument, find_app_of_server, server_options
 from taskbull.cli.errors import FAILED, advice, note
-from taskbull.cli.output import cell, command, json_option, plural, printable, show_json
+from taskbull.cli.output import cell, json_option, plural, printable, show_json
 from taskbull.cli.server import open_server
+from taskbull.core.diagnosis import find_trouble
+from taskbull.core.hosting import Service, identify
+from taskbull.core.keys import JobState
 from taskbull.core.queue_health import QueueFacts
 from taskbull.core.schedule import Schedule
-from taskbull.core.states import JobState
-from taskbull.core.trouble import find_trouble
-from taskbull.core.validation import instant_to_ms
+from taskbull.core.validation import command, instant_to_ms
 from taskbull.errors import ConfigurationError, SerializationError, ServerRefused, TaskbullError
 from taskbull.monitor.browse import QueueSample
 from taskbull.monitor.server import Node, SyncServer
@@ -255,10 +256,14 @@ def check_server(server: SyncServer, node: Node) -> Iterator[Finding]:
             "" if forbidden else "taskbull is tested with Redis 6.2 or newer, and Valkey",
         )
     else:
-        yield _version(fields, name)
-        yield from _role(server.namespace.address.topology, fields, name)
-        yield from _memory(fields, name)
-        yield from _persistence(server, node, fields)
+        address = server.namespace.address
+        service = identify([end.host for end in address.endpoints], fields)
+        yield _version(fields, name, service)
+        if service is not None and identify([end.host for end in address.endpoints]) is None:
+            yield from check_service(service, _place(server))
+        yield from _role(address.topology, fields, name)
+        yield from _memory(fields, name, service)
+        yield from _persistence(server, node, fields, service)
     yield _latency(server, node)
     yield _clock(server, node)
 
@@ -270,20 +275,58 @@ def _info(server: SyncServer, node: Node) -> Fields | ServerRefused:
         return error
 
 
-def _version(fields: Fields, name: str) -> Finding:
+class Place(Struct, frozen=True):
+    """Topology and encryption of the connection to Redis."""
+
+    topology: str
+    tls: bool = False
+    tagged: bool = False
+    """True if queue names are hash tags."""
+
+
+def _place(server: SyncServer) -> Place:
+    address = server.namespace.address
+    tagged = "{" in server.namespace.keys("any").base
+    return Place(address.topology, address.tls is not None, tagged)
+
+
+def check_service(service: Service, place: Place) -> Iterator[Finding]:
+    """Check the address of a hosted service."""
+    scheme = "rediss" if service.tls or place.tls else "redis"
+    if service.tls and not place.tls:
+        yield problem(
+            "service",
+            f"{service.name} accepts TLS only",
+            f"use a {scheme}{'+cluster' if service.cluster else ''}:// URL",
+        )
+    if service.cluster and place.topology != "cluster":
+        yield problem(
+            "service",
+            f"{service.name} is always a Redis Cluster",
+            f"use a {scheme}+cluster:// URL",
+        )
+    if service.hash_tag and not place.tagged:
+        yield warning(
+            "service",
+            f"the names of queues are not hash tags on {service.name}: {service.hash_tag}",
+            f"App(hash_tag=True), or a {scheme}+cluster:// URL",
+        )
+    yield ok("service", f"{service.name}: {service.note}")
+
+
+def _version(fields: Fields, name: str, service: Service | None = None) -> Finding:
     version = fields.get("redis_version", "")
-    others = {
-        "dragonfly_version": "Dragonfly",
-        "keydb_version": "KeyDB",
-        "garnet_version": "Garnet",
-    }
-    for field, product in others.items():
+    if "dragonfly_version" in fields:
+        return ok("server", f"{name} runs Dragonfly {fields['dragonfly_version']}")
+    for field, product in {"keydb_version": "KeyDB", "garnet_version": "Garnet"}.items():
         if field in fields:
             return warning(
                 "server",
                 f"{name} runs {product} {fields[field]}, which taskbull is not tested with",
                 "use Redis 6.2 or newer, or Valkey",
             )
+    if service is not None and "upstash_version" in fields:
+        return ok("server", f"{name} runs {service.name}, compatible with Redis {version}")
     if fields.get("server_name") == "valkey" or "valkey_version" in fields:
         return ok("server", f"{name} runs Valkey {fields.get('valkey_version', version)}")
     return ok("server", f"{name} runs Redis {version}")
@@ -305,11 +348,11 @@ def _role(topology: str, fields: Fields, name: str) -> Iterator[Finding]:
         yield warning("topology", f"{name} has no replica that could take over if it fails")
 
 
-def _memory(fields: Fields, name: str) -> Iterator[Finding]:
+def _memory(fields: Fields, name: str, service: Service | None = None) -> Iterator[Finding]:
     policy = fields.get("maxmemory_policy", "")
     limit = int(fields.get("maxmemory", 0))
     used = int(fields.get("used_memory", 0))
-    advice = "CONFIG SET maxmemory-policy noeviction"
+    advice = service.eviction if service else "CONFIG SET maxmemory-policy noeviction"
     if policy == "noeviction":
         yield ok("memory", f"{name} evicts nothing (maxmemory-policy noeviction)")
     elif policy and limit:
@@ -332,10 +375,14 @@ def _memory(fields: Fields, name: str) -> Iterator[Finding]:
         )
 
 
-def _persistence(server: SyncServer, node: Node, fields: Fields) -> Iterator[Finding]:
+def _persistence(
+    server: SyncServer, node: Node, fields: Fields, service: Service | None = None
+) -> Iterator[Finding]:
     name = str(node)
     advice = "CONFIG SET appendonly yes, and in its configuration file"
-    if fields.get("aof_enabled") == "1":
+    if service is not None:
+        yield hosted_persistence(service, fields)
+    elif fields.get("aof_enabled") == "1":
         yield ok("persistence", f"{name} keeps an append-only file")
     elif (points := _save_points(server, node)) is None:
         yield warning(
@@ -359,6 +406,19 @@ def _persistence(server: SyncServer, node: Node, fields: Fields) -> Iterator[Fin
                 "all changes",
                 "look at its log, and at the space on its disk",
             )
+
+
+def hosted_persistence(service: Service, fields: Fields) -> Finding:
+    """Return the finding about persistence for a hosted service."""
+    if service.durable:
+        return ok("persistence", f"{service.name}: {service.durable}")
+    if fields.get("aof_enabled") == "1":
+        return ok("persistence", f"{service.name} keeps an append-only file")
+    return warning(
+        "persistence",
+        f"{service.name} keeps no append-only file: a crash or failover can lose jobs",
+        service.persistence,
+    )
 
 
 def _save_points(server: SyncServer, node: Node) -> str | None:
@@ -415,7 +475,7 @@ _LATE = timedelta(minutes=1)
 """Tolerated delay of a scheduled run, because workers may be busy."""
 
 
-def check_queues(server: SyncServer) -> Iterator[Finding]:
+def check_queues(server: SyncServer, app: App | None = None) -> Iterator[Finding]:
     """Check all queues and report which clients use them."""
     try:
         found = server.survey()
@@ -428,7 +488,7 @@ def check_queues(server: SyncServer) -> Iterator[Finding]:
         yield warning("workers", "the server does not list its clients (CLIENT LIST)")
     for queue in found:
         try:
-            yield from _check_queue(server, queue)
+            yield from _check_queue(server, queue, app)
         except (ServerRefused, ConfigurationError, SerializationError) as error:
             yield problem("queue", f"{queue.name}: cannot be read: {error}", _REPAIR)
 
@@ -436,21 +496,21 @@ def check_queues(server: SyncServer) -> Iterator[Finding]:
 _REPAIR = "look at the types of its keys, and who writes to them; the other queues are not affected"
 
 
-def _check_queue(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
+def _check_queue(server: SyncServer, queue: QueueSample, app: App | None) -> Iterator[Finding]:
     if queue.problem is not None:
         yield problem("queue", f"{queue.name}: cannot be read: {queue.problem}", _REPAIR)
         return
     yield _who(queue)
     facts = server.facts(queue.name)
-    yield from _waiting(queue, facts)
+    yield from _waiting(queue, facts, app)
     yield from _stalled(server, queue)
-    yield from _pausing(queue)
+    yield from _pausing(queue, facts)
     yield from _kept(queue)
-    yield from _schedules(server, queue)
+    yield from _schedules(server, queue, app)
     yield from _troubles(facts)
 
 
-_CHECKED = {"unreadable", "no_worker", "stalled", "paused", "split", "late"}
+_CHECKED = {"unreadable", "no_worker", "stalled", "paused", "split", "late", "refused"}
 """Codes of problems that `doctor` finds by itself, with more detail."""
 
 
@@ -477,15 +537,20 @@ def _who(queue: QueueSample) -> Finding:
     return ok("queue", f"{queue.name}: {shown or 'empty'}{user}{workers}")
 
 
-def _waiting(queue: QueueSample, facts: QueueFacts) -> Iterator[Finding]:
+def _waiting(queue: QueueSample, facts: QueueFacts, app: App | None) -> Iterator[Finding]:
     ready = queue.counts[JobState.WAITING] + queue.counts[JobState.PRIORITIZED]
     # A worker that always had jobs has a record, but may not have a named connection yet.
     if ready and queue.workers == 0 and facts.workers == 0 and not queue.paused:
         yield warning(
             "queue",
             f"{queue.name}: {plural(ready, 'job')} waiting, but no worker is connected",
-            f"taskbull worker -q {quote(queue.name)}",
+            f"taskbull worker -q {quote(queue.name)}{_any_queue(queue.name, app)}",
         )
+
+
+def _any_queue(queue: str, app: App | None) -> str:
+    """Return the flag that a worker needs for a queue that its app does not use."""
+    return "" if app is None or queue in app.known_queues else " --any-queue"
 
 
 def _stalled(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
@@ -502,15 +567,16 @@ def _stalled(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
         )
 
 
-def _pausing(queue: QueueSample) -> Iterator[Finding]:
+def _pausing(queue: QueueSample, facts: QueueFacts) -> Iterator[Finding]:
     if not queue.paused:
         return
+    said = [one.text for one in find_trouble(facts) if one.code == "paused" and facts.note]
     parked = queue.counts[JobState.PAUSED]
     waiting = queue.counts[JobState.WAITING]
     total = parked + waiting + queue.counts[JobState.PRIORITIZED]
     yield warning(
         "queue",
-        f"{queue.name}: paused; {plural(total, 'job')} cannot run",
+        f"{queue.name}: {said[0] if said else 'paused'}; {plural(total, 'job')} cannot run",
         command("resume", queue.name),
     )
     if major_of(queue.version) == 5 and waiting and parked:
@@ -546,8 +612,18 @@ def _is_stored(server: SyncServer, late: Sequence[Schedule]) -> bool:
     )
 
 
-def _schedules(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
+def _schedules(server: SyncServer, queue: QueueSample, app: App | None) -> Iterator[Finding]:
     found = server.queue(queue.name).schedules()
+    if app is not None and found:
+        declared = app.declared_schedules
+        if ids := [each.id for each in found if declared.no_longer_include(each)]:
+            yield warning(
+                "schedules",
+                f"{queue.name}: app '{app.name}' no longer declares {', '.join(ids[:5])}, but "
+                f"{'it still runs' if len(ids) == 1 else 'they still run'}",
+                "taskbull schedules sync --prune",
+            )
+    yield from _doubled(queue, found)
     if old := [each for each in found if each.is_old]:
         yield warning(
             "schedules",
@@ -557,6 +633,21 @@ def _schedules(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
             f"taskbull schedules remove {queue.name} ID",
         )
     yield from _overdue(server, queue, found)
+
+
+def _doubled(queue: QueueSample, found: Sequence[Schedule]) -> Iterator[Finding]:
+    """Report schedules that add the same job at the same times."""
+    alike: dict[object, list[str]] = {}
+    for each in found:
+        if not each.ended and each.rule is not None:
+            alike.setdefault((each.task, each.rule, each.raw_data), []).append(each.id)
+    for ids in alike.values():
+        if len(ids) > 1:
+            yield warning(
+                "schedules",
+                f"{queue.name}: {', '.join(ids[:5])} add the same job at the same times",
+                f"{command('schedules remove', queue.name)} ID",
+            )
 
 
 def _overdue(
@@ -641,6 +732,9 @@ def _examine(app: str | None, redis: str | None, prefix: str | None) -> Iterator
     except click.ClickException as error:
         yield problem("redis", error.message)
         return
+    # Before connecting, because the wrong kind of URL may be why that fails.
+    if service := identify([end.host for end in server.namespace.address.endpoints]):
+        yield from check_service(service, _place(server))
     try:
         yield from _reach(server)
     except TaskbullError as error:
@@ -650,7 +744,7 @@ def _examine(app: str | None, redis: str | None, prefix: str | None) -> Iterator
         for node in server.servers():
             yield from check_server(server, node)
         yield from check_rights(server, [] if found is None else found.queues)
-        yield from check_queues(server)
+        yield from check_queues(server, found)
     except TaskbullError as error:
         yield problem("redis", f"{server.address} became unavailable during the checks: {error}")
 

@@ -7,11 +7,11 @@ from itertools import groupby
 from typing import Any, BinaryIO
 
 import click
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from taskbull.app.app import App
 from taskbull.cli.app_loading import find_app_of_server, find_server, server_options
-from taskbull.cli.completion import complete_queue
+from taskbull.cli.arguments import complete_queue
 from taskbull.cli.errors import CommandFailed, WrongUsage, note, others_go_on
 from taskbull.cli.output import (
     cell,
@@ -27,18 +27,18 @@ from taskbull.cli.output import (
     to_json,
 )
 from taskbull.cli.server import existing_queue, note_lost_servers, open_server
-from taskbull.core.diagnosis import Explanation
-from taskbull.core.keys import check_queue_name
+from taskbull.core.diagnosis import Explanation, span
+from taskbull.core.keys import STATES, JobState, check_queue_name
 from taskbull.core.queue_health import plain
-from taskbull.core.states import STATES, JobState
-from taskbull.core.wire.new_job import JobCopy, check_copy, read_copy
+from taskbull.core.steps import JobStep
+from taskbull.core.wire.job import JobCopy, check_copy, read_copy
 from taskbull.errors import JobNotFound, MaybeExecuted, TaskbullError
 from taskbull.monitor.browse import After, JobDetails, JobRow
 from taskbull.monitor.server import SyncServer
-from taskbull.queue.copies import parts_of
 from taskbull.queue.failures import FailureGroup
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.job_tree import DEPTH, MOST
+from taskbull.queue.operations import parts_of
 
 # `taskbull jobs` and `taskbull job`.
 
@@ -145,20 +145,27 @@ def _list(
     show_default=True,
     help="With --tree, show at most this many jobs, upper levels first.",
 )
+@click.option("--follow", is_flag=True, help="Print what the job yields until it ends.")
 @server_options
 @json_option
-def job(
+def job(  # noqa: PLR0913, PLR0917 - click passes them by name
     queue: str,
     job_id: str,
     as_tree: bool,
     depth: int,
     limit: int,
+    follow: bool,
     as_json: bool,
     **where: str | None,
 ) -> None:
-    """Show one job, or its flow with --tree."""
+    """Show one job; with --tree its flow, with --follow its items."""
+    if follow and as_tree:
+        raise click.UsageError("--follow and --tree exclude each other")
     server = find_server(**where)
     existing_queue(server, queue)
+    if follow:
+        _follow(server, queue, job_id)
+        return
     if as_tree:
         tree = server.flow(queue, job_id, depth=depth, limit=limit)
         if tree is None:
@@ -174,6 +181,16 @@ def job(
         show_json({**details.describe(), "why": reasons.describe()["reasons"]})
     else:
         _show(details, reasons.text)
+
+
+def _follow(server: SyncServer, queue: str, job_id: str) -> None:
+    """Print each item as a line of JSON. Restarts go to stderr."""
+    for page in server.follow_items(queue, job_id):
+        for entry in page:
+            if entry.kind == "item":
+                click.echo(printable(entry.shown))
+            elif entry.kind == "restart":
+                note(f"job {job_id} was restarted (attempt {entry.attempt})")
 
 
 def _show(details: JobDetails, why: str) -> None:
@@ -213,7 +230,21 @@ def _show(details: JobDetails, why: str) -> None:
     for numbers, stack in _alike(job.stacktrace):
         noun = "attempts" if "to" in numbers else "attempt"
         show_section(f"Traceback, {noun} {numbers}", printable_lines(stack.rstrip("\n")))
+    show_section("Steps", [_step_line(step) for step in details.steps])
+    stream = details.stream
+    if stream.count:
+        items = [printable(each.shown) for each in stream.items]
+        show_section(f"Stream, {stream.item_count:,} items; the last ones", items)
     show_section("Log", [line for each in details.logs for line in printable_lines(each)])
+
+
+def _step_line(step: JobStep) -> str:
+    took = "" if step.duration is None else f" {'in' if step.kind == 'step' else 'after'} "
+    took += "" if step.duration is None else span(step.duration)
+    until = ""
+    if step.is_waiting:
+        until = " without a limit" if step.until is None else f" until {step.until.isoformat()}"
+    return printable(f"{step.label}: {step.status}{took}{until}")
 
 
 def _alike(stacks: list[str]) -> Iterator[tuple[str, str]]:
@@ -263,7 +294,7 @@ def _about(row: JobRow) -> str | None:
 def restore(
     file: BinaryIO, queue: str | None, as_json: bool, prefix: str | None, **where: str | None
 ) -> None:
-    """Re-add jobs from a dashboard download.
+    """Re-add jobs from a file of the dashboard or of --save.
 
     FILE is the downloaded file, or - for stdin. Validates every line first. Jobs with a custom id
     keep it and are not duplicated; other jobs get new ids. Up to 250 jobs are added in one call.
@@ -346,7 +377,7 @@ def _describe(copy: JobCopy, handle: JobHandle[Any]) -> dict[str, Any]:
 # `taskbull errors`.
 
 
-_GROUPED = 1000
+_GROUPED, _SAMPLED = 10_000, 1000
 """Number of newest failed jobs that are read, and of older ones that are sampled."""
 
 
@@ -357,11 +388,11 @@ _GROUPED = 1000
 def errors(queue: str, as_json: bool, **where: str | None) -> None:
     """Group the failed jobs of a queue by error.
 
-    The numbers are exact for the newest 1,000 failed jobs, and estimated for older ones.
+    The numbers are exact for the newest 10,000 failed jobs, and estimated for older ones.
     """
     server = find_server(**where)
     existing_queue(server, queue)
-    found = server.failures(queue, _GROUPED, sample=_GROUPED)
+    found = server.failures(queue, _GROUPED, sample=_SAMPLED)
     if as_json:
         groups = [_describe_group(group) for group in found.groups]
         read = found.looked_at + found.sampled
@@ -392,6 +423,34 @@ def _describe_group(group: FailureGroup) -> dict[str, Any]:
         "frame": group.frame or None,
     }
     return plain(facts)
+
+
+# `taskbull stack`.
+
+
+@click.command()
+@click.argument("queue", shell_complete=complete_queue)
+@click.argument("job_id", metavar="ID")
+@server_options
+@json_option
+def stack(queue: str, job_id: str, as_json: bool, **where: str | None) -> None:
+    """Show where a running job is: the stack of its function.
+
+    The worker that runs the job reports it, from a coroutine, a thread or a pool process.
+
+    Exits with 1 if the job is not running, or if its worker does not reply within 5 seconds.
+    """
+    server = find_server(**where)
+    existing_queue(server, queue)
+    found = server.stack(queue, job_id)
+    if as_json:
+        show_json(asdict(found))
+        return
+    click.echo(
+        f"Job {printable(job_id)} has been running for {span(found.seconds)} in worker "
+        f"{printable(found.worker)}, in its {printable(found.place)}:"
+    )
+    click.echo("\n".join(printable_lines(found.stack)))
 
 
 # `taskbull why`.

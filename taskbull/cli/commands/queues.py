@@ -1,4 +1,4 @@
-"""The commands `events`, `queues`, `tasks` and `workers`."""
+"""The commands `events`, `groups`, `queues`, `tasks` and `workers`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from time import sleep
 from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from taskbull.app.batch import is_batch
 from taskbull.app.task import Task
 from taskbull.cli.app_loading import app_argument, app_option, find_app, find_server, server_options
-from taskbull.cli.completion import complete_queue
+from taskbull.cli.arguments import complete_queue
 from taskbull.cli.errors import note
 from taskbull.cli.output import cell, json_option, shortened, show_json, show_table, to_json
 from taskbull.cli.server import existing_queue, note_lost_servers
-from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.groups import GroupInfo
+from taskbull.core.keys import STATES, JobState
 from taskbull.core.queue_health import PauseNote
-from taskbull.core.states import STATES, JobState
+from taskbull.core.retry import CircuitBreaker
 from taskbull.core.validation import instant_from_ms, iso
-from taskbull.core.wire.events import QueueEvent
+from taskbull.core.wire.job import QueueEvent
+from taskbull.core.worker_record import WorkerRecord
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.monitor.browse import QueueSample
 from taskbull.monitor.server import SyncServer
@@ -224,7 +227,7 @@ def signature_of(task: Task[..., Any]) -> str:
 
 
 def _where(task: Task[..., Any]) -> str:
-    where = task.execution_mode.value
+    where = "remote" if task.is_remote else task.execution_mode.value
     return f"{where}, batches of {task.batch.size}" if is_batch(task) else where
 
 
@@ -234,8 +237,8 @@ def _describe_task(task: Task[..., Any]) -> dict[str, Any]:
         "name": task.name,
         "queue": task.queue,
         "signature": signature_of(task),
-        "kind": "async" if task.is_async else "sync",
-        "runs_in": task.execution_mode.value,
+        "kind": "remote" if task.is_remote else "async" if task.is_async else "sync",
+        "runs_in": "remote" if task.is_remote else task.execution_mode.value,
         "batch_size": task.batch.size if is_batch(task) else None,
         "attempts": task.settings.options.attempts,
         "timeout": task.settings.timeout,
@@ -283,6 +286,11 @@ def workers(
         existing_queue(server, queue)
     by_queue = server.workers(None if queue is None else [queue])
     found = [(name, worker) for name, workers in by_queue.items() for worker in workers]
+    records = {
+        (name, record.id): record
+        for name, listed in server.worker_records(list(by_queue)).items()
+        for record in listed
+    }
     if as_json:
         show_json(
             [
@@ -292,20 +300,66 @@ def workers(
                     "address": worker.address,
                     "age": worker.age,
                     "idle": worker.idle,
+                    "state": _state(records.get((name, worker.name))),
                 }
                 for name, worker in found
             ]
         )
         return
     show_table(
-        ["queue", "worker", "address", "connected for", "idle for"],
+        ["queue", "worker", "address", "connected for", "idle for", "state"],
         [
-            (name, each.name, each.address, _duration(each.age), _duration(each.idle))
+            (
+                *(name, each.name, each.address, _duration(each.age), _duration(each.idle)),
+                _state(records.get((name, each.name))) or "–",
+            )
             for name, each in found
         ],
         empty="No worker is connected.",
     )
 
 
+def _state(record: WorkerRecord | None) -> str | None:
+    """Return whether a worker fetches jobs, or None if it publishes no record."""
+    if record is None:
+        return None
+    return "stopping" if record.stopping else "quiet" if record.quiet else "running"
+
+
 def _duration(seconds: int) -> str:
     return str(timedelta(seconds=seconds))
+
+
+# `taskbull groups`.
+
+
+@click.command()
+@click.argument("queue", shell_complete=complete_queue)
+@server_options
+@json_option
+def groups(queue: str, as_json: bool, **where: str | None) -> None:
+    """List the groups of a queue, those with most jobs first."""
+    server = find_server(**where)
+    found = server.groups(existing_queue(server, queue).name)
+    if as_json:
+        show_json([_as_json(group) for group in found])
+        return
+    columns = ("group", "waiting", "running", "held", "limit", "weight", "state")
+    rows = [
+        (
+            group.id,
+            group.waiting,
+            group.active,
+            group.held,
+            "-" if group.concurrency is None else group.concurrency,
+            group.weight,
+            group.describe_hold() or "-",
+        )
+        for group in found
+    ]
+    show_table(columns, rows, empty=f"No job of queue '{queue}' has a group.")
+
+
+def _as_json(group: GroupInfo) -> dict[str, object]:
+    limiter = None if group.limiter is None else asdict(group.limiter)
+    return {**asdict(group), "limited_until": iso(group.limited_until), "limiter": limiter}

@@ -9,12 +9,12 @@ import click
 from msgspec import Struct
 
 from taskbull.app.app import App
-from taskbull.cli.app_loading import find_app, find_server, server_options
-from taskbull.cli.arguments import read_instant
-from taskbull.cli.completion import complete_queue
+from taskbull.cli.app_loading import find_app, find_app_of_server, find_server, server_options
+from taskbull.cli.arguments import complete_queue, read_instant
 from taskbull.cli.errors import others_go_on
 from taskbull.cli.output import cell, describe_schedule, json_option, show_json, show_table, until
 from taskbull.cli.server import ask, existing_queue, note_lost_servers, open_server, yes_option
+from taskbull.core.declared_schedule import DeclaredSchedules
 from taskbull.core.schedule import Cron, Schedule
 from taskbull.errors import ConnectionLost, ScheduleNotFound
 from taskbull.monitor.server import Node, SyncServer
@@ -45,7 +45,8 @@ def schedules() -> None:
 @json_option
 def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> None:
     """List schedules by their next run."""
-    server = find_server(**where)
+    app = find_app_of_server(where["app"], where["redis"])
+    server = open_server(app, where["redis"], where["prefix"])
     lost: dict[Node, str] = {}
     if queue is None:
         lost = note_lost_servers(server)
@@ -62,6 +63,7 @@ def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> Non
     if as_json:
         show_json([describe_schedule(each, now) for each in found])
         return
+    declared = None if app is None else app.declared_schedules
     show_table(
         ["schedule", "queue", "task", "rule", "next run", "in", "runs", "declared by"],
         [
@@ -73,12 +75,18 @@ def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> Non
                 each.next_run,
                 "has ended" if each.ended else until(each.next_run, now),
                 each.count,
-                each.declared_by,
+                _declared_by(each, declared),
             )
             for each in found
         ],
         empty="There are no schedules.",
     )
+
+
+def _declared_by(schedule: Schedule, declared: DeclaredSchedules | None) -> str | None:
+    if declared is not None and declared.no_longer_include(schedule):
+        return f"{declared.app} (no longer)"
+    return schedule.declared_by
 
 
 @schedules.command()
@@ -208,11 +216,10 @@ def _undeclared(app: App, server: SyncServer, *, prune: bool) -> Iterator[Synced
     """
     declared = app.declared_schedules
     for name in server.queues():
-        known = {each.id for each in declared.of(name)}
         with others_go_on(name, None):
             queue: SyncQueue = server.queue(name)
             for each in queue.schedules():
-                if each.declared_by == app.name and each.id not in known:
+                if declared.no_longer_include(each):
                     if prune:
                         queue.remove_schedule(each.id)
                     yield Synced(name, each.id, "removed" if prune else "undeclared")

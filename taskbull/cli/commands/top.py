@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from math import inf
+from time import sleep
 from typing import Any, Final
 
 import click
@@ -14,12 +15,11 @@ from msgspec.structs import replace
 from taskbull.cli.app_loading import app_argument, find_server, server_options
 from taskbull.cli.arguments import read_seconds
 from taskbull.cli.errors import WrongUsage
-from taskbull.cli.output import json_option, show_json, show_table
+from taskbull.cli.output import json_option, printable, show_json, show_table
 from taskbull.cli.server import note_lost_servers
-from taskbull.core.diagnosis import span
-from taskbull.core.queue_health import QueueFacts, empty_in
-from taskbull.core.states import STATES, JobState
-from taskbull.core.trouble import find_trouble
+from taskbull.core.diagnosis import find_trouble, span
+from taskbull.core.keys import STATES, JobState
+from taskbull.core.queue_health import QueueFacts
 from taskbull.monitor.overview import Overview, all_trouble
 
 # Table cells and JSON of a queue.
@@ -90,7 +90,7 @@ def workers(queue: QueueFacts) -> str:
     """Return the numbers of taskbull workers and of others, most of them in Node."""
     if queue.workers == 0:
         return "none" if queue.connected is not None else "?"
-    parts = [(len(queue.records), "Python"), (queue.foreign, "Node")]
+    parts = [(queue.python_workers, "Python"), (queue.other_workers, "Node")]
     return ", ".join(f"{count} {kind}" for count, kind in parts if count)
 
 
@@ -102,7 +102,7 @@ def drained_in(queue: QueueFacts) -> str:
         return "paused"
     if queue.is_stuck or (queue.workers == 0 and queue.connected is not None):
         return "never"
-    left = empty_in(queue.waiting, queue.out, queue.arrivals)
+    left = queue.seconds_left
     if left is None:
         return "?"
     return "growing" if left == inf else span(left)
@@ -121,7 +121,7 @@ def ordered(facts: Sequence[QueueFacts], by: str) -> list[QueueFacts]:
 
 def describe(queue: QueueFacts) -> dict[str, Any]:
     """Return a queue as it appears in JSON output."""
-    left = empty_in(queue.waiting, queue.out, queue.arrivals)
+    left = queue.seconds_left
     return {
         "name": queue.name,
         "problem": queue.problem,
@@ -135,8 +135,8 @@ def describe(queue: QueueFacts) -> dict[str, Any]:
             "empty_in": None if left is None or left == inf else left,
         },
         "workers": {
-            "taskbull": len(queue.records),
-            "other": queue.foreign,
+            "taskbull": queue.python_workers,
+            "other": queue.other_workers,
             "complete": queue.connected is not None,
         },
         "trouble": [
@@ -151,6 +151,9 @@ def describe(queue: QueueFacts) -> dict[str, Any]:
 
 _SHORTEST = 0.2
 """Minimum interval, in seconds."""
+
+_PAUSE = 1.0
+"""Seconds between the two reads of `--once`."""
 
 
 @click.command()
@@ -182,12 +185,16 @@ def top(named: str | None, interval: float, once: bool, as_json: bool, **where: 
         return
     overview = Overview()
     server.watch(overview)
+    sleep(_PAUSE)  # Rates, and jobs without a lock, need two reads.
+    for watch in overview.watches.values():
+        watch.met_at = -inf
+    server.watch(overview)
     facts = ordered(overview.facts(), "name")
     if as_json:
         show_json({"queues": [describe(queue) for queue in facts]})
         return
     for trouble in all_trouble(facts):
-        click.echo(f"! {trouble.queue}: {trouble.text}", err=True)
+        click.echo(printable(f"! {trouble.sentence}"))
     show_table(COLUMNS, [cells(queue) for queue in facts], empty="No queues yet.")
 
 

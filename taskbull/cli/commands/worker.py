@@ -102,6 +102,16 @@ _LEVELS = ("debug", "info", "warning", "error")
 _DEFAULT = WorkerOptions()
 
 
+def _read_environment(
+    _: click.Context, __: click.Parameter, words: Sequence[str]
+) -> dict[str, str] | None:
+    """Parse `--process-env NAME=VALUE`."""
+    for word in words:
+        if not word.partition("=")[0] or "=" not in word:
+            raise click.BadParameter(f"{word!r} must be NAME=VALUE")
+    return {name: value for name, _, value in (word.partition("=") for word in words)} or None
+
+
 @click.command(cls=WorkerCommand)
 @click.argument("app", required=False)
 @click.option(
@@ -116,7 +126,7 @@ _DEFAULT = WorkerOptions()
     "--queue",
     "queues",
     multiple=True,
-    show_default="all queues of the app's tasks",
+    show_default="all queues of the app",
     help="Queue to process; repeatable, or a,b. a:5 sets a concurrency of 5.",
 )
 @click.option("--any-queue", is_flag=True, help="Accept queues for which the app has no task.")
@@ -157,6 +167,13 @@ _DEFAULT = WorkerOptions()
     type=click.IntRange(1),
     show_default="no limit",
     help="Address-space limit per pool process, in MB.",
+)
+@click.option(
+    "--process-env",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_read_environment,
+    help="Set a variable of pool processes; {n} is the number of the process, from 0.",
 )
 @click.option(
     "--no-supervisor",
@@ -266,6 +283,11 @@ def check_known(queues: Sequence[str], app: App) -> None:
     """Raise `WrongUsage` for a queue that has neither a task nor rules in the app."""
     known = app.known_queues
     for name in queues:
+        if name in app.queues and name not in app.registry.local_queues:
+            raise WrongUsage(
+                f"App '{app.name}' has only remote tasks in queue '{name}', which another program "
+                "runs. Use --any-queue to serve it anyway"
+            )
         if name not in known:
             raise WrongUsage(
                 f"App '{app.name}' has no task in queue '{name}'{did_you_mean(name, known)}; its "
@@ -293,6 +315,7 @@ class WorkerFlags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     process_max_jobs: int | None
     process_max_memory: int | None
     process_memory_limit: int | None
+    process_env: dict[str, str] | None
     no_supervisor: bool
     backend: Literal["asyncio", "trio"]
     uvloop: bool
@@ -322,6 +345,11 @@ class WorkerFlags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 raise click.UsageError(f"{name} is not installed: pip install 'taskbull[{name}]'")
         if self.uvloop and self.backend == "trio":
             raise click.UsageError("--uvloop is for asyncio, not for trio")
+        if self.processes > 1 and "{n}" in "".join((self.process_env or {}).values()):
+            raise click.UsageError(
+                "--process-env with {n} needs --processes 1: each worker process counts its own "
+                "pool from 0"
+            )
         if self.no_supervisor:
             self._check_alone()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from taskbull.core.wire.numbers import Foreign, Number
+from taskbull.core.validation import Foreign, Number
 
 
 class Curve(StrEnum):

@@ -10,11 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from taskbull.core import payload
-from taskbull.core.flow import Member
-from taskbull.core.job import NewJob
+from taskbull.core.job import Member, NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import OnFailure
-from taskbull.core.wire.new_job import EncodedJob, ParentLink, encode_job
+from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
 from taskbull.core.wire.options import with_telemetry
 
 FLAGS: Final[dict[OnFailure, str]] = {

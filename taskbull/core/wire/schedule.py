@@ -14,24 +14,27 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.core import payload
-from taskbull.core.cron import pad_line, parse_cron
 from taskbull.core.job import NewJob
-from taskbull.core.schedule import Cron, Every, Rule, Schedule
-from taskbull.core.states import MAX_PRIORITY
-from taskbull.core.validation import from_ms, instant_from_ms, instant_to_ms, shown, to_ms
-from taskbull.core.wire.new_job import EncodedJob
-from taskbull.core.wire.numbers import Foreign, Number, read_number
+from taskbull.core.keys import MAX_PRIORITY
+from taskbull.core.schedule import Cron, Every, Rule, Schedule, pad_line, parse_cron
+from taskbull.core.validation import (
+    Foreign,
+    Number,
+    from_ms,
+    instant_from_ms,
+    instant_to_ms,
+    read_number,
+    shown,
+    to_ms,
+)
+from taskbull.core.wire.job import EncodedJob
 from taskbull.core.wire.options import StoredOptions, decode_options, encode_options
 from taskbull.errors import ConfigurationError
 
 # The `repeat` object in the options of a scheduler's job.
 
 
-class Repeat(
-    Foreign,
-    frozen=True,
-    rename={"zone": "tz", "every_ms": "every", "end": "endDate"},
-):
+class Repeat(Foreign, frozen=True, rename={"zone": "tz", "every_ms": "every", "end": "endDate"}):
     """A scheduler's rule and the number of this run, as stored in the job of the run.
 
     Only the fields that the next run depends on are read.

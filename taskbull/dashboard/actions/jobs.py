@@ -16,31 +16,15 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from taskbull.core import payload
-from taskbull.core.states import MAX_PRIORITY, JobState
+from taskbull.core.keys import MAX_PRIORITY, JobState
 from taskbull.core.validation import instant_from_ms, instant_to_ms
-from taskbull.core.wire.job import encode_data
-from taskbull.core.wire.new_job import JobCopy, write_copy
-from taskbull.dashboard.components import ago, clock, duration, plural, size
+from taskbull.core.wire.job import JobCopy, encode_data, write_copy
+from taskbull.dashboard import html as h
+from taskbull.dashboard.access import RequestContext
 from taskbull.dashboard.forms import ActionRequest, ActionResult, DashboardAction, UndoOffer
-from taskbull.dashboard.html import (
-    Element,
-    Node,
-    Redactor,
-    button,
-    code,
-    fieldset,
-    input_,
-    label,
-    legend,
-    p,
-    small,
-    span,
-    strong,
-    textarea,
-)
+from taskbull.dashboard.layout import ago, clock, duration, plural, size
 from taskbull.dashboard.messages import Form, Refused, apart
-from taskbull.dashboard.request_context import RequestContext
-from taskbull.errors import JobNotFound, TaskbullError, WrongState
+from taskbull.errors import ConfigurationError, JobNotFound, TaskbullError, WrongState
 from taskbull.monitor.browse import JobRow
 from taskbull.queue.operations import Finished
 from taskbull.queue.queue import Queue
@@ -52,16 +36,16 @@ _LARGEST: Final = 32_000_000
 """Maximum size of a file in bytes, because it is built in memory."""
 
 
-async def _ask(_: RequestContext, request: ActionRequest) -> Node:
+async def _ask(_: RequestContext, request: ActionRequest) -> h.Node:
     return [
-        p("Download ", plural(len(request.ids), "job"), " from ", code(request.queue), "?"),
-        p("One JSON object per line; re-add them with ", code("taskbull restore"), "."),
+        h.p("Download ", plural(len(request.ids), "job"), " from ", h.code(request.queue), "?"),
+        h.p("One JSON object per line; re-add them with ", h.code("taskbull restore"), "."),
     ]
 
 
-async def _ask_masked(ctx: RequestContext, request: ActionRequest) -> Node:
+async def _ask_masked(ctx: RequestContext, request: ActionRequest) -> h.Node:
     hint = "Secret values are masked. Fill them in before you restore these jobs."
-    return [await _ask(ctx, request), p(hint, class_="hint")]
+    return [await _ask(ctx, request), h.p(hint, class_="hint")]
 
 
 async def _download(ctx: RequestContext, request: ActionRequest, *, mask: bool) -> ActionResult:
@@ -82,7 +66,7 @@ async def _download(ctx: RequestContext, request: ActionRequest, *, mask: bool) 
     return ActionResult("", len(lines), file=b"".join(lines))
 
 
-def masked(copy: JobCopy, redactor: Redactor) -> JobCopy:
+def masked(copy: JobCopy, redactor: h.Redactor) -> JobCopy:
     """Return the copy with its secrets masked, and flagged as masked if it had any."""
     parts = {"data": bytes(copy.data).decode(), "options": bytes(copy.options).decode()}
     shown = {part: redactor.mask(text) for part, text in parts.items()}
@@ -104,30 +88,32 @@ DOWNLOAD_UNMASKED = DashboardAction(
 # Form fields.
 
 
-def field(name: str, words: Node, kind: str = "text", hint: str = "", **attributes: str) -> Element:
+def field(
+    name: str, words: h.Node, kind: str = "text", hint: str = "", **attributes: str
+) -> h.Element:
     """Return a labeled input field."""
-    return label(
-        span(words, class_="name"),
-        input_(name=name, type=kind, autocomplete="off", **attributes),
-        small(hint) if hint else None,
+    return h.label(
+        h.span(words, class_="name"),
+        h.input_(name=name, type=kind, autocomplete="off", **attributes),
+        h.small(hint) if hint else None,
         class_="field",
     )
 
 
-def tick(name: str, words: Node, *, ticked: bool = False) -> Element:
+def tick(name: str, words: h.Node, *, ticked: bool = False) -> h.Element:
     """Return a checkbox."""
-    box = input_(name=name, type="checkbox", value="yes", checked=ticked)
-    return label(box, span(words), class_="field tick")
+    box = h.input_(name=name, type="checkbox", value="yes", checked=ticked)
+    return h.label(box, h.span(words), class_="field tick")
 
 
-def choice(name: str, words: str, options: Mapping[str, Node], chosen: str) -> Element:
+def choice(name: str, words: str, options: Mapping[str, h.Node], chosen: str) -> h.Element:
     """Return a group of radio buttons."""
-    return fieldset(
-        legend(words),
+    return h.fieldset(
+        h.legend(words),
         [
-            label(
-                input_(name=name, type="radio", value=value, checked=value == chosen),
-                span(text),
+            h.label(
+                h.input_(name=name, type="radio", value=value, checked=value == chosen),
+                h.span(text),
                 class_="tick",
             )
             for value, text in options.items()
@@ -135,15 +121,15 @@ def choice(name: str, words: str, options: Mapping[str, Node], chosen: str) -> E
     )
 
 
-def attempts_choice() -> Element:
+def attempts_choice() -> h.Element:
     """Return the radio buttons for the number of attempts of a retried job."""
-    options = {"more": "one more", "anew": "reset to the full number"}
+    options = {"more": "one more", "reset": "reset to the full number"}
     return choice("attempts", "Attempts", options, "more")
 
 
 def wants_reset(form: Form) -> bool:
     """Return True if the form asks to reset the attempt counters."""
-    return form.get("attempts") == "anew"
+    return form.get("attempts") == "reset"
 
 
 # Add a copy of a job with edited data.
@@ -153,20 +139,20 @@ _MOST_EDITED: Final = 2_000_000
 """Maximum size of data that can be edited on a page, in bytes."""
 
 
-async def _ask_readd(ctx: RequestContext, request: ActionRequest) -> Node:
+async def _ask_readd(ctx: RequestContext, request: ActionRequest) -> h.Node:
     job = (await _row(ctx, request)).job
     raw = job.raw_data
     if len(raw) > _MOST_EDITED:
         raise Refused(413, f"The data is larger than {size(_MOST_EDITED)}, too large to edit here.")
     shown = await apart(ctx.settings.redactor.show, raw.decode("utf-8", "replace"))
     return [
-        p("Add a new job ", code(job.name), " with this data?"),
-        label(
-            span("Data (JSON)", class_="name"),
-            textarea(shown, name="data", rows="12", spellcheck="false", class_="code"),
+        h.p("Add a new job ", h.code(job.name), " with this data?"),
+        h.label(
+            h.span("Data (JSON)", class_="name"),
+            h.textarea(shown, name="data", rows="12", spellcheck="false", class_="code"),
             class_="field",
         ),
-        p("Masked values stay unchanged unless you replace them.", class_="hint"),
+        h.p("Masked values stay unchanged unless you replace them.", class_="hint"),
         choice(
             "original",
             f"Original job {request.id}",
@@ -216,10 +202,10 @@ READD = DashboardAction("readd", "Add the job", "job", _ask_readd, _readd)
 # Settings that can be undone: the priority and delay of a job, the limits of a queue.
 
 
-async def _ask_priority(ctx: RequestContext, request: ActionRequest) -> Node:
+async def _ask_priority(ctx: RequestContext, request: ActionRequest) -> h.Node:
     old = str(await _priority_of(ctx, request))
     return [
-        p("Change the priority of job ", code(request.id), "?"),
+        h.p("Change the priority of job ", h.code(request.id), "?"),
         field(
             "priority",
             ["Priority: ", _from(old)],
@@ -248,14 +234,17 @@ async def _priority_of(ctx: RequestContext, request: ActionRequest) -> int:
     return (await ctx.server.inspect(request.queue, request.id)).row.job.priority
 
 
-async def _ask_delay(ctx: RequestContext, request: ActionRequest) -> Node:
+async def _ask_delay(ctx: RequestContext, request: ActionRequest) -> h.Node:
     old, restored = await _due_time(ctx, request), restored_due(request.form)
     was = ["Due ", clock(old), " (", ago(old), ") → "]
     if restored is not None:
-        return [p("Restore the due time of job ", code(request.id), "?"), p(was, clock(restored))]
+        return [
+            h.p("Restore the due time of job ", h.code(request.id), "?"),
+            h.p(was, clock(restored)),
+        ]
     seconds = 3600 if old is None else max(0, round(old.timestamp() - time.time()))
     return [
-        p("When should job ", code(request.id), " run?"),
+        h.p("When should job ", h.code(request.id), " run?"),
         field(
             "delay",
             [was, "new, in seconds from now"],
@@ -321,14 +310,18 @@ class _Limits(Struct, frozen=True):
         }
 
 
-async def _ask_limits(ctx: RequestContext, request: ActionRequest) -> Node:
+async def _ask_limits(ctx: RequestContext, request: ActionRequest) -> h.Node:
     old = await _limits_of(ctx, request)
     offered = bool(request.form.get("window"))
     new = {**old.fields, **{name: request.form.get(name) for name in old.fields if offered}}
     window = old.fields["window"] if old.most else "none"
     return [
-        p("Limit ", code(request.queue), " across all workers? Leave a field empty for no limit."),
-        p("Current limits: ", strong(old.words), "."),
+        h.p(
+            "Limit ",
+            h.code(request.queue),
+            " across all workers? Leave a field empty for no limit.",
+        ),
+        h.p("Current limits: ", h.strong(old.words), "."),
         field(
             "concurrency",
             ["Concurrent jobs: ", _from(old.fields["concurrency"])],
@@ -370,8 +363,8 @@ async def _limits_of(ctx: RequestContext, request: ActionRequest) -> _Limits:
     return _Limits(found.concurrency or 0, found.rate_max or 0, found.rate_window or 1.0)
 
 
-def _from(old: str) -> Node:
-    return [strong(old or "none"), " → new"]
+def _from(old: str) -> h.Node:
+    return [h.strong(old or "none"), " → new"]
 
 
 PRIORITY = DashboardAction("priority", "Change priority", "job", _ask_priority, _priority)
@@ -418,32 +411,33 @@ def _sentence(count: int, done: str, problems: list[str]) -> str:
     return f"{plural(count, 'job')} {done}. Skipped: {listed}{more}."
 
 
-def _named(request: ActionRequest) -> Node:
+def _named(request: ActionRequest) -> h.Node:
     if len(request.ids) == 1:
-        return ["job ", code(request.id)]
+        return ["job ", h.code(request.id)]
     return plural(len(request.ids), "job")
 
 
-async def _ask_retry(_: RequestContext, request: ActionRequest) -> Node:
+async def _ask_retry(_: RequestContext, request: ActionRequest) -> h.Node:
     return [
-        p("Retry ", _named(request), " in ", code(request.queue), "?"),
+        h.p("Retry ", _named(request), " in ", h.code(request.queue), "?"),
         attempts_choice(),
+        tick("reset_steps", "Forget the results of its steps, and start from the beginning"),
     ]
 
 
 async def _retry(ctx: RequestContext, request: ActionRequest) -> ActionResult:
     state: Finished = "completed" if request.state is JobState.COMPLETED else "failed"
-    reset = wants_reset(request.form)
+    reset, steps = wants_reset(request.form), request.form.get("reset_steps") == "yes"
 
     async def retry(queue: Queue, job_id: str) -> None:
-        await queue.retry(job_id, state, reset_attempts=reset)
+        await queue.retry(job_id, state, reset_attempts=reset, reset_steps=steps)
 
     return await _each(ctx, request, "will run again", retry)
 
 
-async def _ask_promote(_: RequestContext, request: ActionRequest) -> Node:
+async def _ask_promote(_: RequestContext, request: ActionRequest) -> h.Node:
     due = "its due time" if len(request.ids) == 1 else "their due times"
-    return p("Run ", _named(request), " in ", code(request.queue), f" now instead of at {due}?")
+    return h.p("Run ", _named(request), " in ", h.code(request.queue), f" now instead of at {due}?")
 
 
 async def _promote(ctx: RequestContext, request: ActionRequest) -> ActionResult:
@@ -467,9 +461,9 @@ async def _due_of_delayed(ctx: RequestContext, request: ActionRequest) -> dateti
         return None
 
 
-async def _ask_delay_again(_: RequestContext, request: ActionRequest) -> Node:
+async def _ask_delay_again(_: RequestContext, request: ActionRequest) -> h.Node:
     due = clock(restored_due(request.form))
-    return p("Delay job ", code(request.id), " in ", code(request.queue), " until ", due, "?")
+    return h.p("Delay job ", h.code(request.id), " in ", h.code(request.queue), " until ", due, "?")
 
 
 async def _delay_again(ctx: RequestContext, request: ActionRequest) -> ActionResult:
@@ -483,28 +477,28 @@ async def _delay_again(ctx: RequestContext, request: ActionRequest) -> ActionRes
     return await _each(ctx, request, "delayed again", postpone)
 
 
-async def _ask_remove(ctx: RequestContext, request: ActionRequest) -> Node:
+async def _ask_remove(ctx: RequestContext, request: ActionRequest) -> h.Node:
     may_download = ctx.may("download") or ctx.may("download-unmasked")
     one = len(request.ids) == 1
     copy = f"; download the {'job' if one else 'jobs'} first to keep a copy" if may_download else ""
     return [
-        p(
+        h.p(
             "Remove ",
             _named(request),
             " from ",
-            code(request.queue),
+            h.code(request.queue),
             f", with {'its' if one else 'their'} children?",
         ),
-        p(f"This cannot be undone{copy}. Running jobs are skipped.", class_="hint"),
+        h.p(f"This cannot be undone{copy}. Running jobs are skipped.", class_="hint"),
         _download_first() if may_download else None,
     ]
 
 
-def _download_first() -> Node:
+def _download_first() -> h.Node:
     """Return a button that submits this form to the download page instead."""
-    return p(
-        button("Download first", type="submit", formaction="download", formnovalidate=True),
-        small(" to re-add them with ", code("taskbull restore"), ", without their children"),
+    return h.p(
+        h.button("Download first", type="submit", formaction="download", formnovalidate=True),
+        h.small(" to re-add them with ", h.code("taskbull restore"), ", without their children"),
     )
 
 
@@ -527,10 +521,10 @@ def _moved(shown: JobState, now: JobState) -> bool:
     return shown != now and not {shown, now} <= waiting
 
 
-async def _ask_cancel(_: RequestContext, request: ActionRequest) -> Node:
+async def _ask_cancel(_: RequestContext, request: ActionRequest) -> h.Node:
     return [
-        p("Cancel ", _named(request), " in ", code(request.queue), "?"),
-        p("A waiting job fails immediately; a running job is asked to stop.", class_="hint"),
+        h.p("Cancel ", _named(request), " in ", h.code(request.queue), "?"),
+        h.p("A waiting job fails immediately; a running job is asked to stop.", class_="hint"),
         field("reason", "Reason (optional)", maxlength="200"),
     ]
 
@@ -554,6 +548,42 @@ async def _cancel(ctx: RequestContext, request: ActionRequest) -> ActionResult:
     return replace(done, about=reason)
 
 
+async def _ask_signal(_: RequestContext, request: ActionRequest) -> h.Node:
+    return [
+        h.p("Send a signal to job ", h.code(request.id), " in ", h.code(request.queue), "?"),
+        field("signal", "Signal", value=request.form.get("signal"), required="required"),
+        h.label(
+            h.span("Value (JSON)", class_="name"),
+            h.textarea(
+                request.form.get("value") or "null",
+                name="value",
+                rows="4",
+                spellcheck="false",
+                class_="code",
+            ),
+            class_="field",
+        ),
+    ]
+
+
+async def _signal(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    name = request.form.need("signal")
+    try:
+        value = payload.decode(request.form.get("value").encode("utf-8", "surrogateescape"))
+    except ValueError as error:
+        raise Refused(400, f"The value is not valid JSON: {error}. Nothing was sent.") from None
+
+    async def send(queue: Queue, job_id: str) -> None:
+        await queue.signal(job_id, name, value)
+
+    try:
+        done = await _each(ctx, request, f"got signal '{name}'", send)
+    except ConfigurationError as error:
+        raise Refused(400, f"{error}. Nothing was sent.") from None
+    return replace(done, about=name)
+
+
+SIGNAL = DashboardAction("signal", "Send signal", "job", _ask_signal, _signal)
 RETRY = DashboardAction("retry", "Retry", "jobs", _ask_retry, _retry)
 PROMOTE = DashboardAction("promote", "Run now", "jobs", _ask_promote, _promote)
 DELAY_AGAIN = DashboardAction(

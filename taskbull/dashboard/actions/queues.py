@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
+from taskbull.core.groups import Limiter
+from taskbull.core.keys import STATES, JobState
 from taskbull.core.search import read_time
-from taskbull.core.states import STATES, JobState
+from taskbull.dashboard.access import RequestContext
 from taskbull.dashboard.actions.jobs import (
     CANCEL,
     DELAY,
@@ -19,13 +21,13 @@ from taskbull.dashboard.actions.jobs import (
     READD,
     REMOVE,
     RETRY,
+    SIGNAL,
     attempts_choice,
     choice,
     field,
     tick,
     wants_reset,
 )
-from taskbull.dashboard.components import duration, number, plural
 from taskbull.dashboard.forms import (
     ActionRequest,
     ActionResult,
@@ -35,8 +37,9 @@ from taskbull.dashboard.forms import (
     GroupChange,
 )
 from taskbull.dashboard.html import Node, code, p, strong
+from taskbull.dashboard.layout import duration, number, plural
 from taskbull.dashboard.messages import Form, Refused
-from taskbull.dashboard.request_context import RequestContext
+from taskbull.dashboard.pages.groups import SHOWN
 from taskbull.errors import ConfigurationError
 from taskbull.queue.failures import FailureGroup, GroupStep
 from taskbull.queue.queue import Queue
@@ -311,6 +314,88 @@ async def _stop(ctx: RequestContext, request: ActionRequest) -> ActionResult:
 STOP = DashboardAction("stop", "Stop", "job", _ask_stop, _stop)
 
 
+# Actions on groups of jobs that have limits.
+
+
+async def _ask_pause_group(_: RequestContext, request: ActionRequest) -> Node:
+    return [
+        p("Pause group ", code(request.id), " of ", code(request.queue), "?"),
+        p("Running jobs continue, and other groups are not affected.", class_="hint"),
+    ]
+
+
+async def _pause_group(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    await ctx.server.queue(request.queue).set_group(request.id, paused=True)
+    return ActionResult(f"Group {request.id} paused.")
+
+
+async def _ask_resume_group(_: RequestContext, request: ActionRequest) -> Node:
+    return p("Resume group ", code(request.id), " of ", code(request.queue), "?")
+
+
+async def _resume_group(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    await ctx.server.queue(request.queue).set_group(request.id, paused=False)
+    return ActionResult(f"Group {request.id} resumed.")
+
+
+async def _ask_group_limits(ctx: RequestContext, request: ActionRequest) -> Node:
+    least = {"kind": "number", "hint": "0: as for all groups", "min": "0"}
+    return [
+        p("Change the limits of group ", code(request.id), "? An empty field changes nothing."),
+        await _current_limits(ctx, request),
+        field("concurrency", "Concurrent jobs", **least),
+        field("most", "Cost of the jobs started per window", **least),
+        field("window", "Window in seconds", "number", min="0.001", step="0.001", value="60"),
+        field("weight", "Jobs per turn", **least),
+    ]
+
+
+async def _current_limits(ctx: RequestContext, request: ActionRequest) -> Node:
+    groups = await ctx.server.groups(request.queue, SHOWN)
+    found = next((group for group in groups if group.id == request.id), None)
+    if found is None:
+        return None
+    none = "no limit"
+    words = (
+        f"concurrency {none if found.concurrency is None else number(found.concurrency)}",
+        f"limiter {none if found.limiter is None else _limit_words(found.limiter)}",
+        f"weight {number(found.weight)}",
+    )
+    return p(f"Now: {', '.join(words)}.", class_="hint")
+
+
+async def _group_limits(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    form, changes = request.form, dict[str, Any]()
+    if form.get("concurrency"):
+        changes["concurrency"] = form.number("concurrency") or None
+    if form.get("weight"):
+        changes["weight"] = form.number("weight") or None
+    if form.get("most"):
+        most = form.number("most")
+        changes["limiter"] = Limiter(most, form.seconds("window") or 60) if most else None
+    await ctx.server.queue(request.queue).set_group(request.id, **changes)
+    words = ", ".join(
+        f"{name} {'as for all groups' if value is None else _limit_words(value)}"
+        for name, value in changes.items()
+    )
+    return ActionResult(f"Group {request.id}: {words or 'nothing changed'}.", about=request.id)
+
+
+def _limit_words(value: int | Limiter) -> str:
+    if isinstance(value, Limiter):
+        return f"{number(value.max)} per {duration(value.duration)}"
+    return number(value)
+
+
+PAUSE_GROUP = DashboardAction("pause-group", "Pause", "job group", _ask_pause_group, _pause_group)
+RESUME_GROUP = DashboardAction(
+    "resume-group", "Resume", "job group", _ask_resume_group, _resume_group
+)
+GROUP_LIMITS = DashboardAction(
+    "group-limits", "Set limits", "job group", _ask_group_limits, _group_limits
+)
+
+
 # Actions on schedules.
 
 
@@ -356,17 +441,48 @@ REMOVE_SCHEDULE = DashboardAction(
 )
 
 
+# Actions on workers.
+
+
+async def _ask_quiet(_: RequestContext, request: ActionRequest) -> Node:
+    return [
+        p("Let worker ", code(request.id), " fetch no more jobs, from any of its queues?"),
+        p("Running jobs continue. It fetches again when you resume it.", class_="hint"),
+    ]
+
+
+async def _quiet(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    await ctx.server.quiet_worker(request.id)
+    return ActionResult(f"Worker {request.id} will fetch no more jobs.")
+
+
+async def _ask_resume_worker(_: RequestContext, request: ActionRequest) -> Node:
+    return p("Let worker ", code(request.id), " fetch jobs again?")
+
+
+async def _resume_worker(ctx: RequestContext, request: ActionRequest) -> ActionResult:
+    await ctx.server.resume_worker(request.id)
+    return ActionResult(f"Worker {request.id} will fetch jobs again.")
+
+
+QUIET = DashboardAction("quiet", "Quiet", "worker", _ask_quiet, _quiet)
+RESUME_WORKER = DashboardAction(
+    "resume-worker", "Resume", "worker", _ask_resume_worker, _resume_worker
+)
+
+
 # All actions. A form can change nothing except through one of them.
 
 
-_JOBS = (RETRY, PROMOTE, DELAY_AGAIN, REMOVE, PRIORITY, DELAY, READD)
+_JOBS = (RETRY, PROMOTE, DELAY_AGAIN, REMOVE, PRIORITY, DELAY, READD, SIGNAL)
 _QUEUES = (PAUSE, RESUME, DRAIN, CLEAN, LIMITS, OBLITERATE, STOP)
 _DOWNLOADS = (DOWNLOAD, DOWNLOAD_UNMASKED)
-_GROUPS = (RETRY_GROUP, RETRY_ALL, REMOVE_GROUP)
+_GROUPS = (RETRY_GROUP, RETRY_ALL, REMOVE_GROUP, PAUSE_GROUP, RESUME_GROUP, GROUP_LIMITS)
 _SCHEDULES = (RUN_SCHEDULE, REMOVE_SCHEDULE)
+_WORKERS = (QUIET, RESUME_WORKER)
 _CANCELS = (CANCEL,) if hasattr(Queue, "cancel") else ()
 
 ACTIONS: Final[dict[str, DashboardAction]] = {
     action.name: action
-    for action in (*_JOBS, *_CANCELS, *_DOWNLOADS, *_GROUPS, *_QUEUES, *_SCHEDULES)
+    for action in (*_JOBS, *_CANCELS, *_DOWNLOADS, *_GROUPS, *_QUEUES, *_SCHEDULES, *_WORKERS)
 }

@@ -6,38 +6,14 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 
-from taskbull.core.states import JobState
-from taskbull.dashboard.components import (
-    ago,
-    ask_button,
-    cell,
-    grid,
-    number,
-    percent,
-    plural,
-    sparkline,
-)
-from taskbull.dashboard.components import link as link_to
-from taskbull.dashboard.html import (
-    Element,
-    Node,
-    code,
-    div,
-    h1,
-    h2,
-    p,
-    section,
-    small,
-    span,
-    strong,
-    th,
-    tr,
-    url,
-)
-from taskbull.dashboard.layout import Content
-from taskbull.dashboard.request_context import RequestContext
+from taskbull.core.keys import JobState
+from taskbull.dashboard import html as h
+from taskbull.dashboard import layout as ui
+from taskbull.dashboard.access import RequestContext
+from taskbull.dashboard.layout import link as link_to
+from taskbull.dashboard.queue_line import queue_list
 from taskbull.dashboard.state import DashboardState, Parts
-from taskbull.monitor.failures import HiddenError, HiddenErrors
+from taskbull.monitor.browse import HiddenError, HiddenErrors
 from taskbull.queue.failures import FailureGroup, Failures
 
 _SAMPLED = 1000
@@ -48,25 +24,26 @@ _HIDDEN_SHOWN = 20
 _HIDDEN_REFRESH = 30.0
 
 
-async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
+async def show(dashboard: DashboardState, ctx: RequestContext) -> ui.Content:
     """Return the errors page of a queue."""
     queue = ctx.query.need("q")
     failures = await _failures(dashboard, ctx, queue)
     body = [
         _head(ctx, queue, failures.total),
         _coverage(failures),
-        grid("errors", _COLUMNS, list(_rows(ctx, queue, failures).values()), "No failed jobs."),
+        ui.grid("errors", _COLUMNS, list(_rows(ctx, queue, failures).values()), "No failed jobs."),
         _hidden(queue, await _retried(dashboard, ctx, queue)),
     ]
-    live = url("live", page="errors", q=queue)
-    return Content(f"Errors in {queue}", body, "-", queue, str(JobState.FAILED), live)
+    live = h.url("live", page="errors", q=queue)
+    side = queue_list(await dashboard.sampler.latest(), queue)
+    return ui.Content(f"Errors in {queue}", body, "-", queue, str(JobState.FAILED), live, side=side)
 
 
-def _head(ctx: RequestContext, queue: str, total: int) -> Element:
-    back = url("errors", q=queue)
-    return div(
-        h1("Errors in ", link_to(queue, "queue", q=queue, state="failed")),
-        div(ask_button(ctx, "retry-all", "Retry all…", {"q": queue}, back), class_="actions")
+def _head(ctx: RequestContext, queue: str, total: int) -> h.Element:
+    back = h.url("errors", q=queue)
+    return h.div(
+        h.h1("Errors in ", link_to(queue, "queue", q=queue, state="failed")),
+        h.div(ui.ask_button(ctx, "retry-all", "Retry all…", {"q": queue}, back), class_="actions")
         if total
         else None,
         class_="head",
@@ -92,89 +69,89 @@ async def _failures(dashboard: DashboardState, ctx: RequestContext, queue: str) 
     return await dashboard.views.read(("failures", queue), read, _REFRESH)
 
 
-def _coverage(failures: Failures) -> Element:
+def _coverage(failures: Failures) -> h.Element:
     older = failures.total - failures.looked_at
-    words = plural(failures.total, "failed job")
+    words = ui.plural(failures.total, "failed job")
     if older > 0:
-        words += f": the newest {number(failures.looked_at)} analyzed, and a sample of "
-        words += f"{number(failures.sampled)} of the {number(older)} older ones"
+        words += f": the newest {ui.number(failures.looked_at)} analyzed, and a sample of "
+        words += f"{ui.number(failures.sampled)} of the {ui.number(older)} older ones"
     elif failures.total:
         words += ", all analyzed"
-    return p(words, id="coverage", class_="quiet")
+    return h.p(words, id="coverage", class_="quiet")
 
 
-_COLUMNS: Sequence[Node] = (
-    th("Count", scope="col", class_="n"),
-    th("Share", scope="col", class_="n"),
+_COLUMNS: Sequence[h.Node] = (
+    h.th("Count", scope="col", class_="n"),
+    h.th("Share", scope="col", class_="n"),
     "Error",
     "Task",
     "First",
     "Last",
     "Last hour",
-    th("Actions", scope="col"),
+    h.th("Actions", scope="col"),
 )
 
 
-def _rows(ctx: RequestContext, queue: str, failures: Failures) -> dict[str, Element]:
+def _rows(ctx: RequestContext, queue: str, failures: Failures) -> dict[str, h.Element]:
     groups = failures.groups
     return {
         f"error-{group.fingerprint}": _row(ctx, queue, group, failures.total) for group in groups
     }
 
 
-def _row(ctx: RequestContext, queue: str, group: FailureGroup, total: int) -> Element:
+def _row(ctx: RequestContext, queue: str, group: FailureGroup, total: int) -> h.Element:
     about = group.about or group.count
-    count = number(about) if not group.margin else f"about {number(about)}"
-    return tr(
-        cell(
+    count = ui.number(about) if not group.margin else f"about {ui.number(about)}"
+    return h.tr(
+        ui.cell(
             "Count",
-            strong(count),
-            small(f" ± {number(group.margin)}") if group.margin else None,
+            h.strong(count),
+            h.small(f" ± {ui.number(group.margin)}") if group.margin else None,
             kind="n",
         ),
-        cell("Share", percent(about / total) if total else "–", kind="n"),
-        cell(
+        ui.cell("Share", ui.percent(about / total) if total else "–", kind="n"),
+        ui.cell(
             "Error",
-            div(
-                span(group.error, class_="bad cut"),
-                small(
-                    code(group.frame) if group.frame else None,
+            h.div(
+                h.span(group.error, class_="bad cut"),
+                h.small(
+                    h.code(group.frame) if group.frame else None,
                     " example: ",
                     link_to(group.newest, "job", q=queue, id=group.newest),
                 ),
             ),
             kind="w",
         ),
-        cell("Task", group.task),
-        cell("First", ago(group.first), kind="nw"),
-        cell("Last", ago(group.last), kind="nw"),
-        cell("Last hour", _trend(group.times)),
-        cell("", _actions(ctx, queue, group), kind="bare"),
+        ui.cell("Task", group.task),
+        ui.cell("First", ui.ago(group.first), kind="nw"),
+        ui.cell("Last", ui.ago(group.last), kind="nw"),
+        ui.cell("Last hour", _trend(group.times)),
+        ui.cell("", _actions(ctx, queue, group), kind="bare"),
         id=f"error-{group.fingerprint}",
     )
 
 
-def _actions(ctx: RequestContext, queue: str, group: FailureGroup) -> Element:
+def _actions(ctx: RequestContext, queue: str, group: FailureGroup) -> h.Element:
     if group.is_rest:
         jobs = link_to("the jobs", "queue", q=queue, state="failed")
-        return small("Several rare errors. Open ", jobs, ', or use "Retry all".')
-    back = url("errors", q=queue)
+        return h.small("Several rare errors. Open ", jobs, ', or use "Retry all".')
+    back = h.url("errors", q=queue)
     fields = {"q": queue, "group": group.fingerprint}
-    return div(
-        ask_button(ctx, "retry-group", "Retry…", fields, back),
-        ask_button(ctx, "remove-group", "Remove…", fields, back, "danger"),
+    return h.div(
+        ui.ask_button(ctx, "retry-group", "Retry…", fields, back),
+        ui.ask_button(ctx, "remove-group", "Remove…", fields, back, "danger"),
         class_="actions",
     )
 
 
-def _trend(times: Sequence[datetime]) -> Element:
+def _trend(times: Sequence[datetime]) -> h.Element:
     now = time.time()
     slots = [0] * _SLOTS
     for instant in times:
         age = now - instant.timestamp()
         if 0 <= age < _HOUR:
             slots[_SLOTS - 1 - int(age / _HOUR * _SLOTS)] += 1
-    return sparkline(slots, f"{plural(sum(slots), 'failure')} in the last hour", "failed")
+    return ui.sparkline(slots, f"{ui.plural(sum(slots), 'failure')} in the last hour", "failed")
 
 
 async def _retried(dashboard: DashboardState, ctx: RequestContext, queue: str) -> HiddenErrors:
@@ -183,44 +160,48 @@ async def _retried(dashboard: DashboardState, ctx: RequestContext, queue: str) -
     )
 
 
-def _hidden(queue: str, found: HiddenErrors) -> Node:
+def _hidden(queue: str, found: HiddenErrors) -> h.Node:
     """Return the errors of jobs that are being retried, which are not among failed jobs."""
     if not found.errors:
         return None
-    columns: list[Node] = [
-        th("Jobs", scope="col", class_="n"),
-        th("Attempts", scope="col", class_="n"),
+    columns: list[h.Node] = [
+        h.th("Jobs", scope="col", class_="n"),
+        h.th("Attempts", scope="col", class_="n"),
         "Error",
         "Task",
     ]
     more = len(found.errors) - _HIDDEN_SHOWN
-    return section(
-        h2("Errors being retried"),
-        p(
+    return h.section(
+        h.h2("Errors being retried"),
+        h.p(
             "Jobs that failed but will be retried, from a sample of "
-            f"{plural(found.looked_at, 'waiting, running or delayed job')}. "
+            f"{ui.plural(found.looked_at, 'waiting, running or delayed job')}. "
             '"Attempts" counts failures in the last two hours, as reported by taskbull workers.',
             class_="quiet",
         ),
-        grid("hidden", columns, [_hidden_row(queue, each) for each in found.errors[:_HIDDEN_SHOWN]],
-             ""),
-        p(f"and {plural(more, 'more error')}", class_="quiet") if more > 0 else None,
-    )  # fmt: skip
+        ui.grid(
+            "hidden",
+            columns,
+            [_hidden_row(queue, each) for each in found.errors[:_HIDDEN_SHOWN]],
+            "",
+        ),
+        h.p(f"and {ui.plural(more, 'more error')}", class_="quiet") if more > 0 else None,
+    )
 
 
-def _hidden_row(queue: str, each: HiddenError) -> Element:
-    return tr(
-        cell("Jobs", number(each.jobs), kind="n"),
-        cell("Attempts", number(each.counted) if each.counted else "–", kind="n"),
-        cell(
+def _hidden_row(queue: str, each: HiddenError) -> h.Element:
+    return h.tr(
+        ui.cell("Jobs", ui.number(each.jobs), kind="n"),
+        ui.cell("Attempts", ui.number(each.counted) if each.counted else "–", kind="n"),
+        ui.cell(
             "Error",
-            div(
-                span(each.error, class_="warn cut"),
-                small("example: ", link_to(each.newest, "job", q=queue, id=each.newest))
+            h.div(
+                h.span(each.error, class_="warn cut"),
+                h.small("example: ", link_to(each.newest, "job", q=queue, id=each.newest))
                 if each.newest
                 else None,
             ),
             kind="w",
         ),
-        cell("Task", each.task),
+        ui.cell("Task", each.task),
     )

@@ -4,68 +4,272 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec import Struct
+
 from taskbull.core.diagnosis import Explanation
 from taskbull.core.fingerprint import alike
 from taskbull.core.job import Job
-from taskbull.core.states import JobState
+from taskbull.core.keys import JobState
+from taskbull.core.steps import JobStep
+from taskbull.core.wire.job import unescape
 from taskbull.core.worker_record import AttemptEnd, AttemptTimes, JobHistory, attempts_of
-from taskbull.dashboard.components import (
-    ago,
-    ask_button,
-    badge,
-    cell,
-    clock,
-    duration,
-    grid,
-    plural,
-)
-from taskbull.dashboard.components import link as link_to
-from taskbull.dashboard.html import (
-    Element,
-    Node,
-    code,
-    dd,
-    div,
-    dl,
-    dt,
-    h1,
-    h2,
-    li,
-    ol,
-    p,
-    section,
-    span,
-    strong,
-    th,
-    tr,
-    ul,
-    url,
-)
-from taskbull.dashboard.layout import Content
-from taskbull.dashboard.pages.job_fields import (
-    error_card,
-    json_card,
-    log_card,
-    options_card,
-    read_pieces,
-    result_card,
-)
-from taskbull.dashboard.request_context import RequestContext
+from taskbull.dashboard import html as h
+from taskbull.dashboard import layout as ui
+from taskbull.dashboard.access import RequestContext
+from taskbull.dashboard.layout import link as link_to
+from taskbull.dashboard.messages import Refused, Response, apart
+from taskbull.dashboard.pages.workers import running_jobs
+from taskbull.dashboard.queue_line import QueueState, queue_list
 from taskbull.dashboard.state import DashboardState, Parts
-from taskbull.errors import JobNotFound
-from taskbull.monitor.browse import JobDetails, JobRow
+from taskbull.errors import ConnectionLost, JobNotFound, ServerRefused, TaskbullError
+from taskbull.monitor.browse import FieldPiece, JobDetails, JobRow, Logs, StreamPreview
 from taskbull.queue.job_tree import JobTree
+
+# The cards of the job page: data, result, errors, log and options.
+#
+# Large fields are not read completely; the page shows their beginning or end.
+
+
+LARGEST: Final = 32_000_000
+"""Maximum size of a download, in bytes."""
+
+LARGE: Final = 65_536
+"""Size in bytes above which a page does not read a field completely."""
+
+_HEAD: Final = 16_384
+_FRESH: Final = 60.0
+_NOTHING: Final = FieldPiece(0, "")
+
+_FILES = {
+    "data": "data.json",
+    "result": "result.json",
+    "progress": "progress.json",
+    "options": "options.json",
+    "stacktrace": "stacks.json",
+    "reason": "error.txt",
+    "log": "log.txt",
+}
+"""File names of the fields that can be downloaded."""
+
+
+class LargePieces(Struct, frozen=True):
+    """Excerpts of the fields that are too large for the job page."""
+
+    data: FieldPiece = _NOTHING
+    result: FieldPiece = _NOTHING
+    stacktrace: FieldPiece = _NOTHING
+
+
+async def read_pieces(dashboard: DashboardState, ctx: RequestContext, row: JobRow) -> LargePieces:
+    """Read the beginning of large data and results, and the end of large stack traces.
+
+    The newest stack trace is the last.
+    """
+
+    async def read(field: str) -> FieldPiece:
+        length = row.sizes.get(field, 0)
+        if length <= LARGE:
+            return _NOTHING
+        return await dashboard.views.read(
+            ("piece", row.queue, row.job.id, field, length),
+            lambda: ctx.server.preview_field(
+                row.queue, row.job.id, field, most=_HEAD, end=field == "stacktrace"
+            ),
+            _FRESH,
+        )
+
+    return LargePieces(await read("data"), await read("result"), await read("stacktrace"))
+
+
+def json_card(
+    ctx: RequestContext, place: JobDetails, field: str, name: str, text: str, chunk: FieldPiece
+) -> h.Element:
+    """Return the card of a JSON field."""
+    length = place.row.sizes.get(field, 0)
+    shown = text or chunk.text
+    return h.section(
+        h.div(
+            h.h2(name),
+            h.span(ui.size(length), _download(place, field) if length else None, class_="quiet"),
+            class_="cardhead",
+        ),
+        h.pre(ctx.settings.redactor.show(shown))
+        if shown
+        else h.p(_no_text(length), class_="quiet"),
+        _cut(length, chunk, "first"),
+        id=field,
+        class_="card",
+    )
+
+
+def result_card(ctx: RequestContext, place: JobDetails, chunks: LargePieces) -> h.Element:
+    """Return the card of the result, or of the progress if the job is not completed."""
+    row = place.row
+    if row.state is JobState.COMPLETED:
+        return json_card(ctx, place, "result", "Result", row.result, chunks.result)
+    progress = _progress(ctx, row.progress)
+    is_over = row.state is JobState.FAILED and progress is None
+    shown = progress or h.p("None.", class_="quiet")
+    return h.section(h.h2("Progress"), shown, id="result", class_="card", hidden=is_over)
+
+
+def error_card(place: JobDetails, chunk: FieldPiece) -> h.Node:
+    """Return the card of a job's errors, newest first."""
+    job = place.row.job
+    stacks = job.stacktrace
+    length = place.row.sizes.get("stacktrace", 0)
+    if not stacks and not job.failed_reason and not length:
+        return None
+    shown = [
+        h.details(
+            h.summary(f"Traceback, failure {number}"), h.pre(stack), open=number == len(stacks)
+        )
+        for number, stack in reversed(list(enumerate(stacks, 1)))
+    ]
+    return h.section(
+        h.div(
+            h.h2("Error"),
+            h.span(ui.size(length), _download(place, "stacktrace"), class_="quiet")
+            if length
+            else None,
+            class_="cardhead",
+        ),
+        h.pre(job.failed_reason, class_="bad") if job.failed_reason else None,
+        shown,
+        h.pre(unescape(chunk.text)) if chunk.text else None,
+        h.p(_no_text(length), class_="quiet") if length and not stacks and not chunk.text else None,
+        _cut(length, chunk, "last"),
+        id="error",
+        class_="card",
+    )
+
+
+def log_card(place: JobDetails, log: Logs) -> h.Node:
+    """Return the card of the last lines of a job's log."""
+    if not log.lines:
+        return None
+    left_out = log.count - len(log.lines)
+    missing = [
+        f"The first {left_out:,} lines are not shown." if left_out > 0 else "",
+        f"{ui.plural(log.cut, 'long line')} truncated." if log.cut else "",
+    ]
+    words = " ".join(word for word in missing if word)
+    return h.section(
+        h.div(
+            h.h2(f"Log, {ui.plural(log.count, 'line')}"),
+            h.span(_download(place, "log"), class_="quiet"),
+            class_="cardhead",
+        ),
+        h.p(words, class_="quiet") if words else None,
+        h.ol([h.li(line) for line in log.lines], class_="log code"),
+        id="log",
+        class_="card",
+    )
+
+
+def stream_card(ctx: RequestContext, stream: StreamPreview) -> h.Element:
+    """Return the card of the last items that a job yielded, with secrets masked."""
+    if not stream.count:
+        return h.section(id="stream", hidden=True)
+    shown = [
+        each.shown if each.length else ctx.settings.redactor.show(each.shown)
+        for each in stream.items
+    ]
+    left_out = stream.item_count - len(shown)
+    return h.section(
+        h.h2(f"Stream, {ui.plural(stream.item_count, 'item')}"),
+        h.p(f"The first {left_out:,} items are not shown.", class_="quiet")
+        if left_out > 0
+        else None,
+        h.ol([h.li(text) for text in shown], class_="log code"),
+        id="stream",
+        class_="card",
+    )
+
+
+def options_card(ctx: RequestContext, place: JobDetails) -> h.Node:
+    """Return the card of a job's options as stored in Redis, with secrets masked."""
+    if not place.row.raw_options:
+        return None
+    text = place.row.raw_options.decode("utf-8", "backslashreplace")
+    shown = h.pre(ctx.settings.redactor.show(text))
+    return h.section(h.details(h.summary("Options"), shown), class_="card")
+
+
+async def download(ctx: RequestContext) -> Response:
+    """Return a field of a job as a file.
+
+    Secrets in JSON fields are masked; the failure reason and the log are not.
+    """
+    queue, job_id = ctx.query.need("q"), ctx.query.need("id")
+    field = ctx.query.get("field", "data")
+    name = _FILES.get(field)
+    if name is None:
+        raise Refused(400, f"Unknown job field: {field!r}.")
+    return Response.attachment(await _whole(ctx, queue, job_id, field), name)
+
+
+async def _whole(ctx: RequestContext, queue: str, job_id: str, field: str) -> bytes:
+    if field == "log":
+        lines = await ctx.server.get_log(queue, job_id, most_bytes=LARGEST)
+        if not lines:
+            raise JobNotFound(queue, job_id)
+        if sum(map(len, lines)) > LARGEST:
+            raise _too_large("The log")
+        return b"\n".join(lines) + b"\n"
+    if (await ctx.server.preview_field(queue, job_id, field, most=1)).size > LARGEST:
+        raise _too_large("This field")
+    raw = await ctx.server.get_field(queue, job_id, field)
+    if raw is None:
+        raise JobNotFound(queue, job_id)
+    return raw if field == "reason" else await apart(_masked, ctx.settings.redactor, raw)
+
+
+def _masked(redactor: h.Redactor, raw: bytes) -> bytes:
+    shown = redactor.mask(raw.decode("utf-8", "surrogateescape"))
+    return shown.encode("utf-8", "surrogateescape")
+
+
+def _too_large(what: str) -> Refused:
+    return Refused(413, f"{what} is larger than {ui.size(LARGEST)}. Use `taskbull job` instead.")
+
+
+def _download(place: JobDetails, field: str) -> h.Node:
+    row = place.row
+    return [" · ", link_to("download", "download", q=row.queue, id=row.job.id, field=field)]
+
+
+def _cut(length: int, chunk: FieldPiece, which: str) -> h.Node:
+    if not chunk.text:
+        return None
+    shown = len(chunk.text.encode("utf-8", "backslashreplace"))
+    words = f"Showing the {which} {ui.size(shown)} of {ui.size(length)}. Download it to see all."
+    return h.p(words, class_="quiet")
+
+
+def _no_text(length: int) -> str:
+    return f"{ui.size(length)}: too large to show here." if length else "None."
+
+
+def _progress(ctx: RequestContext, text: str) -> h.Node:
+    if not text or text == "0":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return h.pre(ctx.settings.redactor.show(text))
+    return ui.meter(value, f"{text} %") if 0 <= value <= 100 else h.pre(text)
+
 
 # The table of attempts: start, duration and outcome of each.
 
 
 _SHOWN: Final = 20
-_FRESH: Final = 60.0
 _NONE: Final = JobHistory([], 0, whole=True)
-_COLUMNS: tuple[Node, ...] = (
-    th("#", scope="col", class_="n"),
+_COLUMNS: tuple[h.Node, ...] = (
+    h.th("#", scope="col", class_="n"),
     "Started",
-    th("Took", scope="col", class_="n"),
+    h.th("Took", scope="col", class_="n"),
     "Outcome",
     "Error",
 )
@@ -78,7 +282,7 @@ _ENDS = {
 }
 
 
-async def attempts(dashboard: DashboardState, ctx: RequestContext, row: JobRow) -> Element:
+async def attempts(dashboard: DashboardState, ctx: RequestContext, row: JobRow) -> h.Element:
     """Return the table of a job's attempts with their known times.
 
     It is hidden if the job has had fewer than two attempts.
@@ -86,7 +290,7 @@ async def attempts(dashboard: DashboardState, ctx: RequestContext, row: JobRow) 
     job = row.job
     started = job.attempts_started or job.attempts_made
     if started < 2:
-        return section(id="attempts", hidden=True)
+        return h.section(id="attempts", hidden=True)
     # The history changes only when an attempt starts or finishes.
     view = ("history", row.queue, job.id, started, job.attempts_made, row.state)
     history: JobHistory = await dashboard.views.read(
@@ -96,40 +300,40 @@ async def attempts(dashboard: DashboardState, ctx: RequestContext, row: JobRow) 
     known.setdefault(started, _last(row, started))
     errors = _errors(job, list(known.values()), started)
     first = max(1, started - _SHOWN + 1)
-    return section(
-        h2("Attempts"),
-        grid(
+    return h.section(
+        h.h2("Attempts"),
+        ui.grid(
             "attempt-list",
             _COLUMNS,
             [_line(each, known.get(each), errors) for each in range(started, first - 1, -1)],
             "",
         ),
-        p(_source(history, started - len(known)), class_="quiet"),
+        h.p(_source(history, started - len(known)), class_="quiet"),
         id="attempts",
         class_="card",
     )
 
 
-def _line(place: int, times: AttemptTimes | None, errors: dict[int, str]) -> Element:
-    error = span(errors.get(place, ""), class_="cut")
+def _line(place: int, times: AttemptTimes | None, errors: dict[int, str]) -> h.Element:
+    error = h.span(errors.get(place, ""), class_="cut")
     if times is None:
-        return tr(
-            cell("#", str(place), kind="n"),
-            cell("Started", "–"),
-            cell("Took", "–", kind="n"),
-            cell("Outcome", span("no record", class_="quiet")),
-            cell("Error", error, kind="w"),
+        return h.tr(
+            ui.cell("#", str(place), kind="n"),
+            ui.cell("Started", "–"),
+            ui.cell("Took", "–", kind="n"),
+            ui.cell("Outcome", h.span("no record", class_="quiet")),
+            ui.cell("Error", error, kind="w"),
         )
     words, look = _ENDS[times.end]
     took = None
     if times.began is not None and times.ended is not None:
         took = (times.ended - times.began).total_seconds()
-    return tr(
-        cell("#", str(place), kind="n"),
-        cell("Started", clock(times.began), kind="nw"),
-        cell("Took", duration(took), kind="n"),
-        cell("Outcome", span(words, class_=look), kind="nw"),
-        cell("Error", error, kind="w"),
+    return h.tr(
+        ui.cell("#", str(place), kind="n"),
+        ui.cell("Started", ui.clock(times.began), kind="nw"),
+        ui.cell("Took", ui.duration(took), kind="n"),
+        ui.cell("Outcome", h.span(words, class_=look), kind="nw"),
+        ui.cell("Error", error, kind="w"),
     )
 
 
@@ -164,7 +368,7 @@ def _errors(job: Job, known: list[AttemptTimes], started: int) -> dict[int, str]
 
 
 def _source(history: JobHistory, missing: int) -> str:
-    events = plural(history.looked_at, "event")
+    events = ui.plural(history.looked_at, "event")
     text = f"Times come from the queue's last {events}; the last attempt's from the job itself."
     return f"{text} These events do not cover all attempts." if missing > 0 else text
 
@@ -178,28 +382,28 @@ _STEPS = 8
 """Maximum number of failed attempts on the timeline: the first ones and the last."""
 
 
-def timeline(row: JobRow) -> Element:
+def timeline(row: JobRow) -> h.Element:
     """Return the timeline of a job. It shows only stored times and guesses none."""
     job = row.job
-    steps: list[Node] = [["added ", clock(job.timestamp)]]
+    steps: list[h.Node] = [["added ", ui.clock(job.timestamp)]]
     failed = _failures(row)
-    steps += [span(f"#{number} ✗", class_="bad") for number in failed[: _STEPS - 1]]
+    steps += [h.span(f"#{number} ✗", class_="bad") for number in failed[: _STEPS - 1]]
     if len(failed) > _STEPS:
         steps.append("…")
     if len(failed) >= _STEPS:
-        steps.append(span(f"#{failed[-1]} ✗", class_="bad"))
+        steps.append(h.span(f"#{failed[-1]} ✗", class_="bad"))
     if row.due is not None:
-        steps.append(["due ", clock(row.due)])
+        steps.append(["due ", ui.clock(row.due)])
     if job.processed_on is not None and job.finished_on is None and row.state is JobState.ACTIVE:
-        steps.append([f"#{job.attempts_started or 1} started ", clock(job.processed_on)])
+        steps.append([f"#{job.attempts_started or 1} started ", ui.clock(job.processed_on)])
     if job.finished_on is not None:
         took = ""
         if job.processed_ms is not None and job.finished_ms is not None:
-            took = f" after {duration((job.finished_ms - job.processed_ms) / 1000)}"
+            took = f" after {ui.duration((job.finished_ms - job.processed_ms) / 1000)}"
         word = "✓ done " if row.state is JobState.COMPLETED else "✗ failed "
-        steps.append([word, clock(job.finished_on), took])
-    return ol(
-        [li(step) for step in steps], id="timeline", class_="line card", aria_label="Attempts"
+        steps.append([word, ui.clock(job.finished_on), took])
+    return h.ol(
+        [h.li(step) for step in steps], id="timeline", class_="line card", aria_label="Attempts"
     )
 
 
@@ -210,32 +414,37 @@ def _failures(row: JobRow) -> list[int]:
     return list(range(1, made + (0 if ended_well else 1)))
 
 
-def facts(place: JobDetails) -> Element:
+def facts(place: JobDetails) -> h.Element:
     """Return the facts of a job: attempts, times, worker, lock and relations."""
     row, job = place.row, place.row.job
-    made = max(job.attempts_made, job.attempts_started)
-    pairs: list[tuple[str, Node]] = [
+    is_running = row.state is JobState.ACTIVE
+    made = job.attempts_made + is_running
+    starts = job.attempts_started if job.attempts_started > made else 0
+    where = link_to("where it is now", "stack", q=row.queue, id=job.id) if is_running else None
+    pairs: list[tuple[str, h.Node]] = [
         ("Attempts", f"{made} of {row.attempts}"),
-        ("Stalled", plural(job.stalled_count, "time") if job.stalled_count else None),
+        ("Starts", ui.plural(starts, "time") if starts else None),
+        ("Stack", where),
+        ("Stalled", ui.plural(job.stalled_count, "time") if job.stalled_count else None),
         ("Priority", str(job.priority) if job.priority else None),
-        ("Added", ago(job.timestamp) if job.timestamp else None),
-        ("Started", ago(job.processed_on) if job.processed_on else None),
-        ("Due", ago(row.due) if row.due else None),
-        ("Expires", ago(job.expires) if job.expires else None),
-        ("Worker", code(job.processed_by) if job.processed_by else None),
-        ("Lock", duration(row.lock_seconds) if row.lock_seconds is not None else None),
-        ("Dedup key", code(job.dedup_key) if job.dedup_key else None),
+        ("Added", ui.ago(job.timestamp) if job.timestamp else None),
+        ("Started", ui.ago(job.processed_on) if job.processed_on else None),
+        ("Due", ui.ago(row.due) if row.due else None),
+        ("Expires", ui.ago(job.expires) if job.expires else None),
+        ("Worker", h.code(job.processed_by) if job.processed_by else None),
+        ("Lock", ui.duration(row.lock_seconds) if row.lock_seconds is not None else None),
+        ("Dedup key", h.code(job.dedup_key) if job.dedup_key else None),
         (
             "Schedule",
             link_to(job.scheduler_id, "schedules", q=row.queue) if job.scheduler_id else None,
         ),
-        ("Parent", code(job.parent_key) if job.parent_key else None),
+        ("Parent", h.code(job.parent_key) if job.parent_key else None),
     ]
-    shown = [(dt(name), dd(value)) for name, value in pairs if value is not None]
-    return section(h2("Details"), dl(shown, class_="facts-list"), id="facts", class_="card")
+    shown = [(h.dt(name), h.dd(value)) for name, value in pairs if value is not None]
+    return h.section(h.h2("Details"), h.dl(shown, class_="facts-list"), id="facts", class_="card")
 
 
-async def flow(ctx: RequestContext, place: JobDetails) -> Node:
+async def flow(ctx: RequestContext, place: JobDetails) -> h.Node:
     """Return the tree of a job's children, if it has any."""
     children = place.children
     if not (children.processed or children.unprocessed or children.ignored or children.failed):
@@ -244,20 +453,70 @@ async def flow(ctx: RequestContext, place: JobDetails) -> Node:
     tree = await ctx.server.flow(row.queue, row.job.id, depth=_LEVELS, limit=_NODES)
     if tree is None:
         return None
-    return section(h2("Flow"), ul(_node(tree), class_="tree"), class_="card")
+    return h.section(h.h2("Flow"), h.ul(_node(tree), class_="tree"), class_="card")
 
 
-def _node(tree: JobTree) -> Element:
-    name: Node = link_to(f"{tree.job.name or tree.queue}#{tree.job.id}", "job", q=tree.queue,
-                         id=tree.job.id)  # fmt: skip
+def _node(tree: JobTree) -> h.Element:
+    name: h.Node = link_to(
+        f"{tree.job.name or tree.queue}#{tree.job.id}", "job", q=tree.queue, id=tree.job.id
+    )
     if tree.removed:
-        name = span(f"{tree.queue}#{tree.job.id} (removed)", class_="quiet")
-    return li(
+        name = h.span(f"{tree.queue}#{tree.job.id} (removed)", class_="quiet")
+    return h.li(
         name,
         " ",
-        badge(tree.state),
-        ul([_node(child) for child in tree.children]) if tree.children else None,
-        p(f"and {tree.more:,} more", class_="quiet") if tree.more else None,
+        ui.badge(tree.state),
+        h.ul([_node(child) for child in tree.children]) if tree.children else None,
+        h.p(f"and {tree.more:,} more", class_="quiet") if tree.more else None,
+    )
+
+
+# Steps and waits.
+
+
+_MOST_STEPS = 200
+
+_STEP_COLUMNS: tuple[h.Node, ...] = (
+    "Step",
+    "Started",
+    h.th("Took", scope="col", class_="n"),
+    "Status",
+    "",
+)
+
+
+async def steps(ctx: RequestContext, place: JobDetails) -> h.Element:
+    """Return the table of a job's steps and waits. It is hidden if the job has none."""
+    row = place.row
+    found = await ctx.server.steps(row.queue, row.job.id)
+    if not found.steps and not found.is_cut:
+        return h.section(id="steps", hidden=True)
+    shown = found.steps[-_MOST_STEPS:]
+    is_cut = found.is_cut or len(shown) < len(found.steps)
+    return h.section(
+        h.h2("Steps"),
+        h.p("Some steps are not shown.", class_="quiet") if is_cut else None,
+        ui.grid("step-list", _STEP_COLUMNS, [_step(ctx, place, one) for one in shown], ""),
+        id="steps",
+        class_="card",
+    )
+
+
+def _step(ctx: RequestContext, place: JobDetails, step: JobStep) -> h.Element:
+    queue, job_id = place.row.queue, place.row.job.id
+    status: list[h.Node] = [step.status]
+    if step.is_waiting and step.until is not None:
+        status = ["waiting until ", ui.clock(step.until)]
+    button = None
+    if step.is_waiting and step.kind == "signal":
+        fields = {"q": queue, "id": job_id, "signal": step.name}
+        button = ui.ask_button(ctx, "signal", "Send…", fields, h.url("job", q=queue, id=job_id))
+    return h.tr(
+        ui.cell("Step", step.label, kind="w"),
+        ui.cell("Started", ui.clock(step.started), kind="nw"),
+        ui.cell("Took", ui.duration(step.duration), kind="n"),
+        ui.cell("Status", status, kind="nw"),
+        ui.cell("", button),
     )
 
 
@@ -286,36 +545,68 @@ _LABELS = {
 }
 
 
-async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
+async def show(dashboard: DashboardState, ctx: RequestContext) -> ui.Content:
     """Return the job page. If the job does not exist, the page explains why."""
     queue, job_id = ctx.query.need("q"), ctx.query.need("id")
     explained = await _explained(dashboard, ctx, queue, job_id)
+    sample = await dashboard.sampler.latest()
+    side = queue_list(sample, queue)
     try:
         place = await _locate(dashboard, ctx, queue, job_id)
     except JobNotFound:
-        gone = [h1(queue, " / ", job_id), _why(explained)]
-        return Content(f"{job_id} in {queue}", gone, "-", queue, status=404)
+        gone = [h.h1(queue, " / ", job_id), _why(explained)]
+        return ui.Content(f"{job_id} in {queue}", gone, "-", queue, status=404, side=side)
     log = await ctx.server.newest_log(queue, job_id, _LOG_LINES)
     chunks = await read_pieces(dashboard, ctx, place.row)
     body = [
         _head(ctx, place),
-        _why(explained),
+        _why(explained, place.row.state),
+        await _busy(dashboard, ctx, explained, sample.queues.get(queue)),
         timeline(place.row),
         await attempts(dashboard, ctx, place.row),
-        div(
-            div(
+        await steps(ctx, place),
+        h.div(
+            h.div(
                 json_card(ctx, place, "data", "Data", place.row.data, chunks.data),
                 result_card(ctx, place, chunks),
                 error_card(place, chunks.stacktrace),
+                await _stream(ctx, queue, job_id),
                 log_card(place, log),
             ),
-            div(facts(place), await flow(ctx, place), options_card(ctx, place)),
+            h.div(facts(place), await flow(ctx, place), options_card(ctx, place)),
             class_="columns",
         ),
     ]
     is_over = place.row.state in _ENDED
-    live = None if is_over else url("live", page="job", q=queue, id=job_id)
-    return Content(f"{job_id} in {queue}", body, "-", queue, live=live)
+    live = None if is_over else h.url("live", page="job", q=queue, id=job_id)
+    return ui.Content(f"{job_id} in {queue}", body, "-", queue, live=live, side=side)
+
+
+async def show_stack(dashboard: DashboardState, ctx: RequestContext) -> ui.Content:
+    """Return the page with the stack of a running job, as its worker reports it."""
+    queue, job_id = ctx.query.need("q"), ctx.query.need("id")
+    back = link_to(job_id, "job", q=queue, id=job_id)
+    head = h.div(h.h1("Stack of ", link_to(queue, "queue", q=queue), " / ", back), class_="head")
+    side = queue_list(await dashboard.sampler.latest(), queue)
+    try:
+        await ctx.throttle()
+        found = await ctx.server.stack(queue, job_id)
+    except (JobNotFound, ServerRefused, ConnectionLost):
+        raise
+    except TaskbullError as error:
+        body = [head, h.p(f"{error}.", class_="card")]
+        return ui.Content(f"Stack of {job_id} in {queue}", body, "-", queue, status=409, side=side)
+    text = f"It has been running for {ui.duration(found.seconds)} in worker "
+    body = [
+        head,
+        h.section(
+            h.p(text, h.code(found.worker), f", in its {found.place}. The innermost call is last."),
+            h.pre(found.stack),
+            h.p(link_to("Read it again", "stack", q=queue, id=job_id)),
+            class_="card",
+        ),
+    ]
+    return ui.Content(f"Stack of {job_id} in {queue}", body, "-", queue, side=side)
 
 
 async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
@@ -326,16 +617,24 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
         place = await _locate(dashboard, ctx, queue, job_id)
     except JobNotFound:
         return Parts({"why": _why(explained)})
+    sample = await dashboard.sampler.latest()
     return Parts(
         {
             "job-head": _head(ctx, place),
-            "why": _why(explained),
+            "why": _why(explained, place.row.state),
+            "busy": await _busy(dashboard, ctx, explained, sample.queues.get(queue)),
             "timeline": timeline(place.row),
             "attempts": await attempts(dashboard, ctx, place.row),
+            "steps": await steps(ctx, place),
             "facts": facts(place),
+            "stream": await _stream(ctx, queue, job_id),
             "result": result_card(ctx, place, await read_pieces(dashboard, ctx, place.row)),
         }
     )
+
+
+async def _stream(ctx: RequestContext, queue: str, job_id: str) -> h.Element:
+    return stream_card(ctx, await ctx.server.newest_items(queue, job_id))
 
 
 async def _locate(
@@ -346,13 +645,13 @@ async def _locate(
     )
 
 
-def _head(ctx: RequestContext, place: JobDetails) -> Element:
+def _head(ctx: RequestContext, place: JobDetails) -> h.Element:
     row, job = place.row, place.row.job
     queue, state = row.queue, row.state
-    back = url("job", q=queue, id=job.id)
+    back = h.url("job", q=queue, id=job.id)
     common = {"q": queue, "id": job.id, "state": str(state)}
     buttons = [
-        ask_button(
+        ui.ask_button(
             ctx,
             name,
             _LABELS[name],
@@ -362,17 +661,17 @@ def _head(ctx: RequestContext, place: JobDetails) -> Element:
         )
         for name in _ACTIONS.get(state, ())
     ]
-    removal = url("queue", q=queue, state="waiting" if state is JobState.PAUSED else state)
-    return div(
-        h1(link_to(queue, "queue", q=queue), " / ", code(job.id)),
-        strong(job.name),
-        badge(state),
-        span(ago(job.finished_on), class_="quiet") if state in _ENDED else None,
-        span(class_="facts"),
-        div(
+    removal = h.url("queue", q=queue, state="waiting" if state is JobState.PAUSED else state)
+    return h.div(
+        h.h1(link_to(queue, "queue", q=queue), " / ", h.code(job.id)),
+        h.strong(job.name),
+        ui.badge(state),
+        h.span(ui.ago(job.finished_on), class_="quiet") if state in _ENDED else None,
+        h.span(class_="facts"),
+        h.div(
             buttons,
-            ask_button(ctx, "readd", "Edit and re-add…", common, back),
-            ask_button(ctx, "remove", "Remove…", common, removal, "danger")
+            ui.ask_button(ctx, "readd", "Edit and re-add…", common, back),
+            ui.ask_button(ctx, "remove", "Remove…", common, removal, "danger")
             if state is not JobState.ACTIVE
             else None,
             class_="actions",
@@ -388,12 +687,36 @@ async def _explained(
     return await dashboard.views.read(("why", queue, job_id), lambda: ctx.server.why(queue, job_id))
 
 
-def _why(explained: Explanation) -> Element:
+async def _busy(
+    dashboard: DashboardState,
+    ctx: RequestContext,
+    explained: Explanation,
+    state: QueueState | None,
+) -> h.Element:
+    """Return the running jobs if the job waits for one of them to finish."""
+    if state is None or all(reason.code != "busy" for reason in explained.reasons):
+        return h.section(id="busy", hidden=True)
+    return await running_jobs(dashboard, ctx, state)
+
+
+_HOLDING: Final = {"no_worker", "stalled", "task_unknown"}
+"""Reasons that need someone to act."""
+
+_LOOKS: Final = {
+    JobState.FAILED: "is-bad",
+    JobState.COMPLETED: "is-good",
+    JobState.PAUSED: "is-off",
+}
+
+
+def _why(explained: Explanation, state: JobState = JobState.ACTIVE) -> h.Element:
+    is_held = explained.reasons[0].code in _HOLDING
+    look = "is-bad" if is_held else _LOOKS.get(state, "")
     first, *others = [reason.text for reason in explained.reasons]
-    return section(
-        p(strong("Why: "), first),
-        [p("Also: ", other, class_="also") for other in others],
+    return h.section(
+        h.p(h.strong("Why: "), first),
+        [h.p("Also: ", other, class_="also") for other in others],
         id="why",
-        class_="card why",
+        class_=f"card why {look}".rstrip(),
         aria_label="Why",
     )

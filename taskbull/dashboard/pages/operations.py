@@ -7,32 +7,12 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Final
 
-from taskbull.dashboard.components import ago, ask_button, cell, grid, meter, number
-from taskbull.dashboard.components import link as link_to
-from taskbull.dashboard.html import (
-    Element,
-    Node,
-    a,
-    body,
-    div,
-    h1,
-    head,
-    html_,
-    link,
-    main,
-    meta,
-    p,
-    section,
-    span,
-    strong,
-    th,
-    title,
-    tr,
-    url,
-)
-from taskbull.dashboard.layout import Content
+from taskbull.dashboard import html as h
+from taskbull.dashboard.access import RequestContext
+from taskbull.dashboard.html import body
+from taskbull.dashboard.layout import Content, ago, ask_button, cell, grid, meter, number
+from taskbull.dashboard.layout import link as link_to
 from taskbull.dashboard.messages import Refused
-from taskbull.dashboard.request_context import RequestContext
 from taskbull.dashboard.state import DashboardState, Parts
 from taskbull.errors import (
     ConfigurationError,
@@ -43,6 +23,7 @@ from taskbull.errors import (
     ScheduleNotFound,
     ServerRefused,
     TaskbullError,
+    WorkerNotFound,
     WrongState,
 )
 from taskbull.monitor.audit import OperationRecord
@@ -53,15 +34,15 @@ from taskbull.monitor.audit import OperationRecord
 _SILENT_MS: Final = 15_000
 """Milliseconds without progress until an operation counts as interrupted."""
 
-_COLUMNS: tuple[Node, ...] = (
+_COLUMNS: tuple[h.Node, ...] = (
     "State",
     "Action",
     "Queue",
     "About",
-    th("Jobs", scope="col", class_="n"),
+    h.th("Jobs", scope="col", class_="n"),
     "By",
     "When",
-    th("Stop", scope="col"),
+    h.th("Stop", scope="col"),
 )
 
 
@@ -69,11 +50,14 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     """Return the operations page."""
     rows = await _rows(dashboard, ctx)
     body = [
-        div(h1("Operations"), class_="head"),
-        p("Actions from all dashboards on this Redis in the last hour.", class_="quiet"),
+        h.div(h.h1("Operations"), class_="head"),
+        h.p(
+            "Actions from all dashboards and command lines on this Redis in the last hour.",
+            class_="quiet",
+        ),
         grid("operations", _COLUMNS, list(rows.values()), "No actions in the last hour."),
     ]
-    return Content("Operations", body, "operations", live=url("live", page="operations"))
+    return Content("Operations", body, "operations", live=h.url("live", page="operations"))
 
 
 async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
@@ -82,18 +66,18 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     return Parts(lists={"operations": rows} if rows else {})
 
 
-async def _rows(dashboard: DashboardState, ctx: RequestContext) -> dict[str, Element]:
+async def _rows(dashboard: DashboardState, ctx: RequestContext) -> dict[str, h.Element]:
     found = await dashboard.views.read(("operations",), ctx.server.operations)
     return {f"operation-{record.id}": _row(ctx, record) for record in found}
 
 
-def _row(ctx: RequestContext, record: OperationRecord) -> Element:
+def _row(ctx: RequestContext, record: OperationRecord) -> h.Element:
     began = datetime.fromtimestamp(record.began_ms / 1000, UTC)
     runs = record.ended_ms is None
     silent = runs and time.time() * 1000 - record.beat_ms > _SILENT_MS
-    return tr(
+    return h.tr(
         cell("State", _state(record, silent=silent), kind="lead nw"),
-        cell("Action", strong(record.action)),
+        cell("Action", h.strong(record.action)),
         cell("Queue", link_to(record.queue, "queue", q=record.queue)),
         cell("About", record.what, _progress(record) if runs else None, kind="w"),
         cell("Jobs", number(record.count), kind="n"),
@@ -104,25 +88,25 @@ def _row(ctx: RequestContext, record: OperationRecord) -> Element:
     )
 
 
-def _state(record: OperationRecord, *, silent: bool) -> Element:
+def _state(record: OperationRecord, *, silent: bool) -> h.Element:
     if silent:
-        return span("! interrupted", class_="warn")
+        return h.span("! interrupted", class_="warn")
     if record.ended_ms is None:
-        return span("▶ running", class_="badge s-active")
+        return h.span("▶ running", class_="badge s-active")
     fine = record.outcome in {"done", "stopped"}
-    return span(record.outcome or "done", class_="quiet" if fine else "bad")
+    return h.span(record.outcome or "done", class_="quiet" if fine else "bad")
 
 
-def _progress(record: OperationRecord) -> Node:
+def _progress(record: OperationRecord) -> h.Node:
     if not record.total:
         return None
     words = f"{number(record.looked_at)} of {number(record.total)} checked"
-    return div(meter(100 * record.looked_at / record.total, words))
+    return h.div(meter(100 * record.looked_at / record.total, words))
 
 
-def _stop(ctx: RequestContext, record: OperationRecord) -> Node:
+def _stop(ctx: RequestContext, record: OperationRecord) -> h.Node:
     fields = {"q": record.queue, "id": record.id}
-    return ask_button(ctx, "stop", "Stop", fields, url("operations"), "light")
+    return ask_button(ctx, "stop", "Stop", fields, h.url("operations"), "light")
 
 
 # Error pages.
@@ -131,6 +115,7 @@ def _stop(ctx: RequestContext, record: OperationRecord) -> Node:
 _STATUSES: tuple[tuple[type[TaskbullError], int], ...] = (
     (JobNotFound, 404),
     (ScheduleNotFound, 404),
+    (WorkerNotFound, 404),
     (WrongState, 409),
     (JobsActive, 409),
     (ConfigurationError, 400),
@@ -154,25 +139,25 @@ def describe_error(error: TaskbullError) -> Refused:
 
 def problem(refused: Refused) -> Content:
     """Return the error page for an admitted user."""
-    body = section(
-        h1(HTTPStatus(refused.status).phrase),
-        p(refused.reason),
-        p(a("Overview", href="./")),
+    body = h.section(
+        h.h1(HTTPStatus(refused.status).phrase),
+        h.p(refused.reason),
+        h.p(h.a("Overview", href="./")),
         class_="problem",
     )
     return Content(HTTPStatus(refused.status).phrase, body, page="-", status=refused.status)
 
 
-def bare_problem(refused: Refused) -> Element:
+def bare_problem(refused: Refused) -> h.Element:
     """Return the error page for a user without access. It shows only the error."""
     phrase = HTTPStatus(refused.status).phrase
-    return html_(
-        head(
-            meta(charset="utf-8"),
-            meta(name="viewport", content="width=device-width, initial-scale=1"),
-            title(f"{phrase} – taskbull"),
-            link(rel="stylesheet", href="static/style.css"),
+    return h.html_(
+        h.head(
+            h.meta(charset="utf-8"),
+            h.meta(name="viewport", content="width=device-width, initial-scale=1"),
+            h.title(f"{phrase} – taskbull"),
+            h.link(rel="stylesheet", href="static/style.css"),
         ),
-        body(main(section(h1(phrase), p(refused.reason), class_="problem"))),
+        body(h.main(h.section(h.h1(phrase), h.p(refused.reason), class_="problem"))),
         lang="en",
     )

@@ -10,50 +10,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core.diagnosis import explain_queue
+from taskbull.core.keys import JobState
+from taskbull.core.outcome import is_cancelled
 from taskbull.core.search import Terms, read_terms
-from taskbull.core.states import JobState
-from taskbull.dashboard.components import (
-    ago,
-    ask_button,
-    cell,
-    duration,
-    grid,
-    number,
-    percent,
-    plural,
-    rate,
-    since,
-)
-from taskbull.dashboard.components import link as link_to
-from taskbull.dashboard.html import (
-    Element,
-    Node,
-    a,
-    b,
-    button,
-    code,
-    div,
-    form,
-    h1,
-    input_,
-    label,
-    li,
-    nav,
-    p,
-    section,
-    span,
-    strong,
-    th,
-    tr,
-    ul,
-    url,
-)
-from taskbull.dashboard.layout import Content
+from taskbull.dashboard import html as h
+from taskbull.dashboard import layout as ui
+from taskbull.dashboard.access import RequestContext
+from taskbull.dashboard.charts import charts
+from taskbull.dashboard.layout import link as link_to
+from taskbull.dashboard.layout import since
 from taskbull.dashboard.messages import Form, Refused
-from taskbull.dashboard.request_context import RequestContext
-from taskbull.dashboard.sampler import QueueState
+from taskbull.dashboard.pages.workers import running_jobs
+from taskbull.dashboard.queue_line import HEALTH_SIGNS, QueueState, queue_list
 from taskbull.dashboard.state import DashboardState, Parts
+from taskbull.errors import SerializationError, ServerRefused
 from taskbull.monitor.browse import START, After, JobRow, JobRows
+from taskbull.monitor.overview import Range
 
 # The selected view: one state of a queue, from a position.
 
@@ -77,12 +49,16 @@ class ListQuery(Struct, frozen=True):
     after: After
     typed: str
     follows: bool
+    over: Range = "hour"
+    """Period of the charts."""
 
     @property
     def address(self) -> str:
         """The address of this page."""
         place = place_fields(self.after)
-        return url("queue", q=self.queue, state=self.state, find=self.typed or None, **place)
+        over = None if self.over == "hour" else self.over
+        found = {"find": self.typed or None, "range": over, **place}
+        return h.url("queue", q=self.queue, state=self.state, **found)
 
     def at(self, after: After) -> ListQuery:
         """Return a copy that starts at another position."""
@@ -101,7 +77,8 @@ def read_list_query(query: Form) -> ListQuery:
         raise Refused(400, f"Unknown state {state!r}.")
     after = After(query.number("n"), query.get("score"), query.get("last"))
     follows = query.get("follow") != "no"
-    return ListQuery(query.need("q"), JobState(state), after, query.get("find"), follows)
+    over: Range = "day" if query.get("range") == "day" else "hour"
+    return ListQuery(query.need("q"), JobState(state), after, query.get("find"), follows, over)
 
 
 def read_typed(typed: str) -> Terms | None:
@@ -134,39 +111,39 @@ _BULK = {
 _LABELS = {"retry": "Retry", "remove": "Remove…", "promote": "Run now", "cancel": "Cancel…"}
 
 
-def job_list(ctx: RequestContext, list_query: ListQuery, page: JobRows, back: str) -> Element:
+def job_list(ctx: RequestContext, list_query: ListQuery, page: JobRows, back: str) -> h.Element:
     """Return a list of jobs with checkboxes and actions."""
     actions = [name for name in _BULK.get(list_query.state, ("remove",)) if ctx.may(name)]
-    tick_all = input_(type="checkbox", data_all=True, hidden=True, aria_label="Select all shown")
+    tick_all = h.input_(type="checkbox", data_all=True, hidden=True, aria_label="Select all shown")
     when = _WHEN.get(list_query.state, "Finished")
-    columns: list[Node] = [
-        th(tick_all, scope="col") if actions else None,
+    columns: list[h.Node] = [
+        h.th(tick_all, scope="col") if actions else None,
         "Id",
         "Task",
-        th("Attempts", scope="col", class_="n"),
+        h.th("Attempts", scope="col", class_="n"),
         when,
-        th("Took", scope="col", class_="n"),
+        h.th("Took", scope="col", class_="n"),
         "About",
     ]
     rows = [job_line(ctx, list_query, row) for row in page.rows]
     empty = f"No {list_query.state} jobs." if list_query.is_first else "No more jobs."
-    return form(
+    return h.form(
         [
-            input_(type="hidden", name=name, value=value)
+            h.input_(type="hidden", name=name, value=value)
             for name, value in (
                 ("q", list_query.queue),
                 ("state", str(list_query.state)),
                 ("back", back),
             )
         ],
-        grid("jobs", [column for column in columns if column is not None], rows, empty),
-        div(
-            span(
-                span("", data_ticked=True),
-                f"{len(page.rows):,} shown, {number(page.total)} in total",
+        ui.grid("jobs", [column for column in columns if column is not None], rows, empty),
+        h.div(
+            h.span(
+                h.span("", data_ticked=True),
+                f"{len(page.rows):,} shown, {ui.number(page.total)} in total",
             ),
             [
-                button(
+                h.button(
                     _LABELS[name],
                     type="submit",
                     name="action",
@@ -186,28 +163,28 @@ def job_list(ctx: RequestContext, list_query: ListQuery, page: JobRows, back: st
     )
 
 
-def _pager(list_query: ListQuery, page: JobRows) -> Element:
+def _pager(list_query: ListQuery, page: JobRows) -> h.Element:
     order = "older" if list_query.state in {JobState.FAILED, JobState.COMPLETED} else "later"
-    return span(
-        None if list_query.is_first else a("‹ first", href=list_query.at(After()).address),
-        None if page.after is None else a(f"{order} ›", href=list_query.at(page.after).address),
+    return h.span(
+        None if list_query.is_first else h.a("‹ first", href=list_query.at(After()).address),
+        None if page.after is None else h.a(f"{order} ›", href=list_query.at(page.after).address),
         class_="pager",
     )
 
 
-def job_line(ctx: RequestContext, list_query: ListQuery, row: JobRow) -> Element:
+def job_line(ctx: RequestContext, list_query: ListQuery, row: JobRow) -> h.Element:
     """Return the row of a job."""
     job = row.job
-    tick = input_(type="checkbox", name="id", value=job.id, aria_label=f"Select job {job.id}")
+    tick = h.input_(type="checkbox", name="id", value=job.id, aria_label=f"Select job {job.id}")
     may_act = any(ctx.may(name) for name in _BULK.get(list_query.state, ("remove",)))
-    return tr(
-        cell("", tick, kind="tickbox") if may_act else None,
-        cell("Id", link_to(job.id, "job", q=row.queue, id=job.id), kind="nw lead"),
-        cell("Task", strong(job.name) if job.name else span("missing", class_="quiet")),
-        cell("Attempts", _attempts(row), kind="n"),
-        cell(_WHEN.get(list_query.state, "Finished"), _when(row), kind="nw"),
-        cell("Took", duration(_took(row)), kind="n"),
-        cell("About", about(ctx, row), kind="w"),
+    return h.tr(
+        ui.cell("", tick, kind="tickbox") if may_act else None,
+        ui.cell("Id", link_to(job.id, "job", q=row.queue, id=job.id), kind="nw lead"),
+        ui.cell("Task", h.strong(job.name) if job.name else h.span("missing", class_="quiet")),
+        ui.cell("Attempts", _attempts(row), kind="n"),
+        ui.cell(_WHEN.get(list_query.state, "Finished"), _when(row), kind="nw"),
+        ui.cell("Took", ui.duration(_took(row)), kind="n"),
+        ui.cell("About", about(ctx, row), kind="w"),
         id=f"job-{job.id}",
     )
 
@@ -217,16 +194,16 @@ def _attempts(row: JobRow) -> str:
     return f"{made}/{row.attempts}" if made else "–"
 
 
-def _when(row: JobRow) -> Node:
+def _when(row: JobRow) -> h.Node:
     match row.state:
         case JobState.ACTIVE:
             return since(row.job.processed_on)
         case JobState.DELAYED:
-            return ago(row.due)
+            return ui.ago(row.due)
         case JobState.FAILED | JobState.COMPLETED:
-            return ago(row.job.finished_on)
+            return ui.ago(row.job.finished_on)
         case _:
-            return ago(row.job.timestamp)
+            return ui.ago(row.job.timestamp)
 
 
 def _took(row: JobRow) -> float | None:
@@ -236,20 +213,20 @@ def _took(row: JobRow) -> float | None:
     return (job.finished_ms - job.processed_ms) / 1000
 
 
-def about(ctx: RequestContext, row: JobRow) -> Node:
+def about(ctx: RequestContext, row: JobRow) -> h.Node:
     """Return the most useful detail of a job: its error, worker, result or data."""
     if row.gone:
-        return span("job data missing", class_="quiet")
+        return h.span("job data missing", class_="quiet")
     if row.state is JobState.FAILED or (
         row.job.failed_reason and row.state is not JobState.COMPLETED
     ):
         first = (row.job.failed_reason or "").strip().partition("\n")[0]
-        return span(first, class_="cut bad" if row.state is JobState.FAILED else "cut warn")
+        return h.span(first, class_="cut bad" if row.state is JobState.FAILED else "cut warn")
     if row.state is JobState.ACTIVE and row.job.processed_by:
-        return span("on ", code(row.job.processed_by), class_="cut")
+        return h.span("on ", h.code(row.job.processed_by), class_="cut")
     shown = row.result if row.state is JobState.COMPLETED else row.data
     text = " ".join(ctx.settings.redactor.show(shown).split())
-    return code(text, class_="cut quiet")
+    return h.code(text, class_="cut quiet")
 
 
 # Figures per task, from the most recently finished jobs.
@@ -268,7 +245,7 @@ class TaskFigures(Struct, frozen=True):
     share: float
     """Share of this task among the jobs examined."""
     failed: float
-    """Share of the task's jobs that failed."""
+    """Share of the task's jobs that failed and were not cancelled."""
     waited: float | None
     took: float | None
     took_long: float | None
@@ -304,7 +281,9 @@ def _figures(name: str, rows: Sequence[JobRow], of: int) -> TaskFigures:
         for job in (row.job for row in rows)
         if job.finished_ms is not None and job.processed_ms is not None
     ]
-    failed = sum(row.state is JobState.FAILED for row in rows)
+    failed = sum(
+        row.state is JobState.FAILED and not is_cancelled(row.job.failed_reason) for row in rows
+    )
     return TaskFigures(
         name,
         len(rows) / of,
@@ -359,11 +338,14 @@ def _newest(rows: Sequence[JobRow]) -> list[JobRow]:
 
 
 _TASKS_SHOWN = 6
+_ALSO_SHOWN = {"failing", "failed", "late", "mixed", "split"}
+"""Problems that do not keep jobs from running, so that the explanation does not have them."""
+
 _MANY = 0.05
 """Share of failed jobs above which it is highlighted."""
 
 
-async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
+async def show(dashboard: DashboardState, ctx: RequestContext) -> ui.Content:
     """Return the queue page."""
     list_query = read_list_query(ctx.query)
     sample = await dashboard.sampler.latest([list_query.queue])
@@ -377,13 +359,15 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     body = [
         _head(ctx, state, list_query),
         _why(state),
+        await running_jobs(dashboard, ctx, state),
+        await _activity(dashboard, ctx, list_query),
         _tasks(await read_figures(dashboard, ctx, list_query.queue)),
         _tabs(state, list_query),
         _filter(list_query),
         job_list(ctx, list_query, page, back),
     ]
-    live = url("live", page="queue", **_live_fields(list_query))
-    return Content(
+    live = h.url("live", page="queue", **_live_fields(list_query))
+    return ui.Content(
         list_query.queue,
         body,
         "-",
@@ -391,6 +375,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
         str(list_query.state),
         live,
         read_at=sample.stale_since,
+        side=queue_list(sample, list_query.queue),
     )
 
 
@@ -400,12 +385,16 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     These are the counts, and the rows if the first page is shown without a filter and followed.
     """
     list_query = read_list_query(ctx.query)
-    state = (await dashboard.sampler.latest([list_query.queue])).queues.get(list_query.queue)
+    sample = await dashboard.sampler.latest([list_query.queue])
+    state = sample.queues.get(list_query.queue)
     if state is None:
         return Parts()
     elements = {
         "queue-facts": _facts(state),
         "queue-why": _why(state),
+        "busy": await running_jobs(dashboard, ctx, state),
+        "activity": await _activity(dashboard, ctx, list_query),
+        "queue-list": queue_list(sample, list_query.queue),
         "queue-tabs": _tabs(state, list_query),
     }
     if not (list_query.follows and list_query.is_first and not list_query.typed):
@@ -413,6 +402,20 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     page = await _rows(dashboard, ctx, list_query)
     rows = {f"job-{row.job.id}": job_line(ctx, list_query, row) for row in page.rows}
     return Parts(elements, {"jobs": rows} if rows else {})
+
+
+async def _activity(
+    dashboard: DashboardState, ctx: RequestContext, list_query: ListQuery
+) -> h.Element:
+    queue, over = list_query.queue, list_query.over
+    try:
+        found = await dashboard.views.read(
+            ("activity", queue, over), lambda: ctx.server.activity(queue, over), _FRESH
+        )
+    except (ServerRefused, SerializationError) as error:
+        return h.section(h.p(f"The activity cannot be read: {error}"), id="activity", class_="card")
+    backlog = dashboard.backlog.of(queue, over, [period.start for period in found.periods])
+    return charts(queue, over, found, backlog)
 
 
 async def _rows(dashboard: DashboardState, ctx: RequestContext, list_query: ListQuery) -> JobRows:
@@ -428,99 +431,109 @@ async def _rows(dashboard: DashboardState, ctx: RequestContext, list_query: List
     )
 
 
-def _head(ctx: RequestContext, state: QueueState, list_query: ListQuery) -> Element:
+def _head(ctx: RequestContext, state: QueueState, list_query: ListQuery) -> h.Element:
     found = state.found
     name, back = state.name, list_query.address
     fields = {"q": name}
     failed = found.counts[JobState.FAILED]
-    resume = ask_button(ctx, "resume", "Resume", fields, back, "light")
-    pause = ask_button(ctx, "pause", "Pause…", fields, back)
-    return div(
-        h1(name, span(" paused", class_="warn") if found.paused else None),
+    resume = ui.ask_button(ctx, "resume", "Resume", fields, back, "light")
+    pause = ui.ask_button(ctx, "pause", "Pause…", fields, back)
+    return h.div(
+        h.h1(name, h.span(" paused", class_="warn") if found.paused else None),
         _facts(state),
-        div(
+        h.div(
             link_to("Errors", "errors", q=name) if failed else None,
-            ask_button(ctx, "retry-all", "Retry all…", fields, back)
+            link_to("Groups", "groups", q=name) if found.counts[JobState.PRIORITIZED] else None,
+            ui.ask_button(ctx, "retry-all", "Retry all…", fields, back)
             if failed and list_query.state is JobState.FAILED
             else None,
             resume if found.paused else pause,
-            ask_button(ctx, "limits", "Limits…", fields, back),
-            ask_button(ctx, "clean", "Clean…", fields, back),
-            ask_button(ctx, "drain", "Drain…", fields, back, "danger"),
-            ask_button(ctx, "obliterate", "Obliterate…", fields, back, "danger"),
+            ui.ask_button(ctx, "limits", "Limits…", fields, back),
+            ui.ask_button(ctx, "clean", "Clean…", fields, back),
+            ui.ask_button(ctx, "drain", "Drain…", fields, back, "danger"),
+            ui.ask_button(ctx, "obliterate", "Obliterate…", fields, back, "danger"),
             class_="actions",
         ),
         class_="head",
     )
 
 
-def _facts(state: QueueState) -> Element:
+def _facts(state: QueueState) -> h.Element:
     found = state.found
     limits = [
         f"{found.concurrency:,} concurrent" if found.concurrency else "",
-        f"{found.rate_max:,} per {duration(found.rate_window)}" if found.rate_max else "",
+        f"{found.rate_max:,} per {ui.duration(found.rate_window)}" if found.rate_max else "",
     ]
     limited = ", ".join(limit for limit in limits if limit)
     words = [
         found.version or "",
-        f"{rate(state.facts.arrivals)} in, {rate(state.facts.out)} out per s",
+        f"{ui.rate(state.facts.arrivals)} in, {ui.rate(state.facts.out)} out per s (last minute)",
         f"limits: {limited}" if limited else "",
     ]
-    return span(" · ".join(word for word in words if word), id="queue-facts", class_="facts")
+    return h.span(" · ".join(word for word in words if word), id="queue-facts", class_="facts")
 
 
-def _why(state: QueueState) -> Element:
+def _why(state: QueueState) -> h.Element:
     """Explain the state of the queue from sampled facts, without another read."""
-    first, *others = [reason.text for reason in explain_queue(state.facts)]
-    return section(
-        p(first), [p(other, class_="also") for other in others], id="queue-why", class_="card why"
+    said = [reason.text for reason in explain_queue(state.facts)]
+    more = [trouble for trouble in state.troubles if trouble.code in _ALSO_SHOWN]
+    texts = [f"{trouble.text[:1].upper()}{trouble.text[1:]}." for trouble in more]
+    is_worst = bool(more) and more[0] is state.troubles[0]
+    first, *others = [*texts, *said] if is_worst else [*said, *texts]
+    sign, word = HEALTH_SIGNS[state.health]
+    return h.section(
+        h.p(h.span(sign, " ", word, class_=f"sign {state.health}"), " ", first),
+        [h.p(other, class_="also") for other in others],
+        id="queue-why",
+        class_=f"card why is-{state.health}",
     )
 
 
-def _tasks(figures: QueueFigures) -> Node:
+def _tasks(figures: QueueFigures) -> h.Node:
     if not figures.tasks:
         return None
     shown = [
-        li(
-            b(task.name),
-            f" {percent(task.share)} · waits {duration(task.waited)} · runs {duration(task.took)}",
-            f", 95 % below {duration(task.took_long)}",
-            span(
-                f" · {percent(task.failed)} fail",
+        h.li(
+            h.b(task.name),
+            f" {ui.percent(task.share)} · waits {ui.duration(task.waited)}",
+            f" · runs {ui.duration(task.took)}",
+            f", 95 % below {ui.duration(task.took_long)}",
+            h.span(
+                f" · {ui.percent(task.failed)} fail",
                 class_="bad" if task.failed > _MANY else None,
             ),
         )
         for task in figures.tasks[:_TASKS_SHOWN]
     ]
-    words = f"Medians of the last {plural(figures.looked_at, 'finished job')}"
-    return ul(shown, class_="shares", title=words, aria_label=words)
+    words = f"Medians and shares of the last {ui.plural(figures.looked_at, 'finished job')}:"
+    return h.div(h.p(words, class_="quiet"), h.ul(shown, class_="shares"), class_="tasks")
 
 
-def _tabs(state: QueueState, list_query: ListQuery) -> Element:
+def _tabs(state: QueueState, list_query: ListQuery) -> h.Element:
     counts = state.found.counts
-    shown: list[Element] = []
+    shown: list[h.Element] = []
     for each, name in TABS.items():
         count = counts[each] + (counts[JobState.PAUSED] if each is JobState.WAITING else 0)
         here = each is list_query.state
         shown.append(
-            a(
+            h.a(
                 name,
-                span(number(count), class_="count" if count else "count zero"),
-                href=url("queue", q=list_query.queue, state=each),
+                h.span(ui.number(count), class_="count" if count else "count zero"),
+                href=h.url("queue", q=list_query.queue, state=each),
                 aria_current="page" if here else None,
             )
         )
-    return nav(shown, id="queue-tabs", class_="tabs", aria_label="States")
+    return h.nav(shown, id="queue-tabs", class_="tabs", aria_label="States")
 
 
-def _filter(list_query: ListQuery) -> Node:
+def _filter(list_query: ListQuery) -> h.Node:
     if list_query.state not in {JobState.FAILED, JobState.COMPLETED, JobState.DELAYED}:
         return None
-    return form(
-        input_(type="hidden", name="q", value=list_query.queue),
-        input_(type="hidden", name="state", value=str(list_query.state)),
-        label("Filter by time", for_="find", class_="unseen"),
-        input_(
+    return h.form(
+        h.input_(type="hidden", name="q", value=list_query.queue),
+        h.input_(type="hidden", name="state", value=str(list_query.state)),
+        h.label("Filter by time", for_="find", class_="unseen"),
+        h.input_(
             id="find",
             type="text",
             name="find",
@@ -528,7 +541,7 @@ def _filter(list_query: ListQuery) -> Node:
             placeholder="after:03:10 before:03:20, or after:-15min",
             autocomplete="off",
         ),
-        button("Filter", type="submit"),
+        h.button("Filter", type="submit"),
         link_to("all", "queue", q=list_query.queue, state=list_query.state)
         if list_query.typed
         else None,
@@ -546,5 +559,6 @@ def _live_fields(list_query: ListQuery) -> dict[str, str | int | None]:
         "q": list_query.queue,
         "state": list_query.state,
         "find": list_query.typed or None,
+        "range": list_query.over,
         **place_fields(list_query.after),
     }

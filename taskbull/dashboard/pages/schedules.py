@@ -6,16 +6,18 @@ import time
 from typing import Final
 
 from taskbull.core.schedule import Schedule
-from taskbull.dashboard.components import ago, ask_button, badge, cell, duration, grid, number
-from taskbull.dashboard.components import link as link_to
-from taskbull.dashboard.html import Element, Node, div, h1, p, span, strong, th, tr, url
-from taskbull.dashboard.layout import Content
-from taskbull.dashboard.request_context import RequestContext
+from taskbull.dashboard.access import RequestContext
+from taskbull.dashboard.html import Element, Node, div, h1, p, small, span, strong, th, tr, url
+from taskbull.dashboard.layout import Content, ago, ask_button, badge, cell, duration, grid, number
+from taskbull.dashboard.layout import link as link_to
 from taskbull.dashboard.state import DashboardState
-from taskbull.monitor.schedules import ScheduledRun
+from taskbull.monitor.browse import ScheduledRun
 
 _LATE: Final = 60.0
 _SHOWN: Final = 50
+_DATA_SHOWN: Final = 60
+_LARGEST_DATA: Final = 10_000
+"""Data above this many bytes is not shown, because masking secrets takes time."""
 
 
 async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
@@ -41,6 +43,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
             [
                 "Schedule",
                 "Queue",
+                "Task",
                 "Rule",
                 "Next",
                 "Last run",
@@ -66,8 +69,9 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
 def _row(ctx: RequestContext, schedule: Schedule, last: ScheduledRun | None, back: str) -> Element:
     fields = {"q": schedule.queue, "id": schedule.id}
     return tr(
-        cell("Schedule", strong(schedule.id), kind="lead"),
+        cell("Schedule", div(strong(schedule.id), _declared(schedule)), kind="lead"),
         cell("Queue", link_to(schedule.queue, "queue", q=schedule.queue)),
+        cell("Task", schedule.task, " ", small(_arguments(ctx, schedule), class_="quiet")),
         cell("Rule", schedule.describe(), kind="w"),
         cell("Next", _next(schedule), kind="nw"),
         cell("Last run", _last(schedule, last), kind="nw"),
@@ -82,6 +86,22 @@ def _row(ctx: RequestContext, schedule: Schedule, last: ScheduledRun | None, bac
             kind="bare",
         ),
     )
+
+
+def _declared(schedule: Schedule) -> Node:
+    if schedule.declared_by is None:
+        return None
+    return div(small("declared by ", schedule.declared_by, class_="quiet"))
+
+
+def _arguments(ctx: RequestContext, schedule: Schedule) -> str:
+    """Return the start of the data, with secrets masked."""
+    if schedule.raw_data == b"{}" or len(schedule.raw_data) > _LARGEST_DATA:
+        return ""
+    text = " ".join(
+        ctx.settings.redactor.show(schedule.raw_data.decode("utf-8", "replace")).split()
+    )
+    return text if len(text) <= _DATA_SHOWN else f"{text[:_DATA_SHOWN]}…"
 
 
 def _last(schedule: Schedule, run: ScheduledRun | None) -> Node:

@@ -15,34 +15,15 @@ import msgspec
 from anyio import create_task_group
 from msgspec import Struct
 
+from taskbull.core.keys import JobState
 from taskbull.core.search import Terms, read_terms
-from taskbull.core.states import JobState
-from taskbull.dashboard.components import ago, badge, cell, clock, nothing, number, plural, table_of
-from taskbull.dashboard.components import link as link_to
-from taskbull.dashboard.html import (
-    Element,
-    Node,
-    Placeholder,
-    button,
-    div,
-    form,
-    h1,
-    input_,
-    li,
-    p,
-    render,
-    render_chunks,
-    render_page,
-    strong,
-    tr,
-    ul,
-    url,
-)
-from taskbull.dashboard.layout import Content, framed
+from taskbull.dashboard import html as h
+from taskbull.dashboard import layout as ui
+from taskbull.dashboard.access import RequestContext
+from taskbull.dashboard.layout import link as link_to
 from taskbull.dashboard.messages import Form, Refused, Response, Stream
 from taskbull.dashboard.pages.queue import about
-from taskbull.dashboard.request_context import RequestContext
-from taskbull.dashboard.sampler import QueueState
+from taskbull.dashboard.queue_line import QueueState
 from taskbull.dashboard.state import DashboardState
 from taskbull.errors import (
     ConnectionLost,
@@ -86,19 +67,19 @@ class Progress(Struct, frozen=True):
     """States that are only partly searched, the latest first."""
 
 
-def describe(progress: Progress, *, ended: bool, one_state: bool) -> Node:
+def describe(progress: Progress, *, ended: bool, one_state: bool) -> h.Node:
     """Return the coverage as text.
 
     It never claims that no job matches unless all jobs were searched.
     """
     large = progress.too_large
     were = "was" if large == 1 else "were"
-    skipped = f"; {plural(large, 'job')} {were} too large to search" if large else ""
+    skipped = f"; {ui.plural(large, 'job')} {were} too large to search" if large else ""
     more = "" if ended else " Not all jobs were searched."
-    found = "1 match" if progress.found == 1 else f"{number(progress.found)} matches"
+    found = "1 match" if progress.found == 1 else f"{ui.number(progress.found)} matches"
     if one_state and len(progress.reached) == 1:
         return _said(f"{found} in ", _span(progress.reached[0]), f"{skipped}.{more}")
-    jobs = plural(progress.looked_at, "job")
+    jobs = ui.plural(progress.looked_at, "job")
     if one_state:
         return _said(f"{found} in all {jobs}{skipped}.")
     return [
@@ -107,30 +88,30 @@ def describe(progress: Progress, *, ended: bool, one_state: bool) -> Node:
     ]
 
 
-def _parts(reached: Sequence[SearchCoverage]) -> Node:
+def _parts(reached: Sequence[SearchCoverage]) -> h.Node:
     if not reached:
         return None
     left = len(reached) - _SHOWN
-    return ul(
-        [li(f"{each.queue}, {each.state}: ", _span(each)) for each in reached[:_SHOWN]],
-        li(f"and parts of {plural(left, 'other state')}") if left > 0 else None,
+    return h.ul(
+        [h.li(f"{each.queue}, {each.state}: ", _span(each)) for each in reached[:_SHOWN]],
+        h.li(f"and parts of {ui.plural(left, 'other state')}") if left > 0 else None,
         class_="quiet",
     )
 
 
-def _span(coverage: SearchCoverage) -> Node:
+def _span(coverage: SearchCoverage) -> h.Node:
     newest = coverage.state in _NEWEST_FIRST
     words = "newest" if newest else "next"
     total = max(coverage.total, coverage.looked_at)
     return [
-        f"the {words} {number(coverage.looked_at)} of {plural(total, 'job')}",
+        f"the {words} {ui.number(coverage.looked_at)} of {ui.plural(total, 'job')}",
         None if coverage.until is None else [" (", "back" if newest else "up", " to "],
-        None if coverage.until is None else [clock(coverage.until), ")"],
+        None if coverage.until is None else [ui.clock(coverage.until), ")"],
     ]
 
 
-def _said(*words: Node) -> Node:
-    return p(words, class_="quiet", role="status")
+def _said(*words: h.Node) -> h.Node:
+    return h.p(words, class_="quiet", role="status")
 
 
 # The search.
@@ -187,14 +168,14 @@ async def search(dashboard: DashboardState, ctx: RequestContext) -> Response | S
     if not given.get("place") and " " not in text:
         hits = await _by_id(dashboard, ctx, text)
         if len(hits) == 1:
-            return Response.redirect(url("job", q=hits[0].queue, id=text))
+            return Response.redirect(h.url("job", q=hits[0].queue, id=text))
         if hits:
             return _hits_page(ctx, given, hits)
     terms = read_terms(text, datetime.now(UTC).astimezone())
     _check_paths(ctx, terms)
     queue, state = given.get("q"), given.get("state")
     if queue and terms.empty:
-        address = url("queue", q=queue, state=state or JobState.FAILED, find=text)
+        address = h.url("queue", q=queue, state=state or JobState.FAILED, find=text)
         return Response.redirect(address)
     search_state = _continued(given) or await _beginning(dashboard, queue, state)
     search = _Search(ctx, terms, search_state, one_queue=bool(queue))
@@ -341,8 +322,8 @@ async def _stream(
     ctx: RequestContext, given: Form, search: _Search, first: list[JobRow]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the page: matches as they are found, then the coverage."""
-    content = _content(given, Placeholder(), Placeholder())
-    before, between, after = render_chunks(framed(ctx, content))
+    content = _content(given, h.Placeholder(), h.Placeholder())
+    before, between, after = h.render_chunks(ui.framed(ctx, content))
     yield before + _shown(ctx, first)
     problem = None
     try:
@@ -352,59 +333,63 @@ async def _stream(
     except TaskbullError as error:
         problem = f"The search was interrupted: {error}"
     if not search.hits:
-        yield render(nothing(len(_COLUMNS), "hits", "No matches so far.")).encode()
+        yield h.render(ui.nothing(len(_COLUMNS), "hits", "No matches so far.")).encode()
     left = search.left
     said = [
-        None if problem is None else p(problem, class_="notice", role="alert"),
+        None if problem is None else h.p(problem, class_="notice", role="alert"),
         describe(left.progress, ended=not left.positions, one_state=left.one_state),
         _continue_form(given, left) if left.positions else None,
     ]
-    yield between + render(said).encode() + after
+    yield between + h.render(said).encode() + after
 
 
 def _shown(ctx: RequestContext, rows: list[JobRow]) -> bytes:
-    return render([_row(ctx, row) for row in rows]).encode()
+    return h.render([_row(ctx, row) for row in rows]).encode()
 
 
-_COLUMNS: Final[Sequence[Node]] = ("Job", "Queue", "State", "Task", "When", "About")
+_COLUMNS: Final[Sequence[h.Node]] = ("Job", "Queue", "State", "Task", "When", "About")
 
 
 def _hits_page(ctx: RequestContext, given: Form, hits: list[JobRow]) -> Response:
-    words = p(f"{plural(len(hits), 'job')} with this id.", class_="quiet", role="status")
+    words = h.p(f"{ui.plural(len(hits), 'job')} with this id.", class_="quiet", role="status")
     content = _content(given, [_row(ctx, row) for row in hits], words)
-    return Response(render_page(framed(ctx, content)))
+    return Response(h.render_page(ui.framed(ctx, content)))
 
 
-def _content(given: Form, rows: Node, words: Node) -> Content:
+def _content(given: Form, rows: h.Node, words: h.Node) -> ui.Content:
     queue = given.get("q") or None
     body = [
-        div(h1("Search", f" in {queue}" if queue else " in all queues"), class_="head"),
-        p(strong(given.get("text"))),
-        table_of("hits", _COLUMNS, rows),
+        h.div(h.h1("Search", f" in {queue}" if queue else " in all queues"), class_="head"),
+        h.p(h.strong(given.get("text"))),
+        ui.table_of("hits", _COLUMNS, rows),
         words,
     ]
-    return Content("Search", body, "-", queue, given.get("state") or None)
+    return ui.Content("Search", body, "-", queue, given.get("state") or None)
 
 
-def _row(ctx: RequestContext, row: JobRow) -> Element:
+def _row(ctx: RequestContext, row: JobRow) -> h.Element:
     job = row.job
     when = job.finished_on or job.processed_on or job.timestamp
-    return tr(
-        cell("Job", link_to(job.id, "job", q=row.queue, id=job.id), kind="lead nw"),
-        cell("Queue", link_to(row.queue, "queue", q=row.queue)),
-        cell("State", badge(row.state)),
-        cell("Task", job.name),
-        cell("When", ago(when), kind="nw"),
-        cell("About", about(ctx, row), kind="w"),
+    return h.tr(
+        ui.cell("Job", link_to(job.id, "job", q=row.queue, id=job.id), kind="lead nw"),
+        ui.cell("Queue", link_to(row.queue, "queue", q=row.queue)),
+        ui.cell("State", ui.badge(row.state)),
+        ui.cell("Task", job.name),
+        ui.cell("When", ui.ago(when), kind="nw"),
+        ui.cell("About", about(ctx, row), kind="w"),
     )
 
 
-def _continue_form(given: Form, left: SearchState) -> Element:
+def _continue_form(given: Form, left: SearchState) -> h.Element:
     carried = {"text": given.get("text"), "q": given.get("q"), "state": given.get("state")}
     carried["place"] = msgspec.json.encode(left).decode()
-    return form(
-        [input_(type="hidden", name=name, value=value) for name, value in carried.items() if value],
-        button(f"Search the next {number(_STEP)}", type="submit"),
+    return h.form(
+        [
+            h.input_(type="hidden", name=name, value=value)
+            for name, value in carried.items()
+            if value
+        ],
+        h.button(f"Search the next {ui.number(_STEP)}", type="submit"),
         method="post",
         action="search",
     )

@@ -1,7 +1,7 @@
 // Shortcuts of one letter, which can be turned off: some people speak to their computer.
 import { freeze } from "./live.js";
 
-const PAGES = { o: "./", s: "schedules", w: "workers", p: "operations" };
+const PAGES = { o: "./", s: "schedules", w: "workers", p: "operations", r: "redis" };
 const SETTING = "taskbull-keys";
 let gone = false;
 

@@ -23,7 +23,7 @@ let lastWords = null;
 function busy(element) {
   const chosen = window.getSelection();
   return element.contains(document.activeElement)
-    || element.querySelector("details[open], input:checked, .armed") !== null
+    || element.querySelector("details[open]:not(.side > details), input:checked, .armed, .chosen") !== null
     || (chosen && !chosen.isCollapsed && element.contains(chosen.anchorNode));
 }
 

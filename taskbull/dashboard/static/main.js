@@ -4,9 +4,11 @@ import { startLive } from "./live.js";
 import { startDialogs } from "./dialogs.js";
 import { startKeys } from "./keys.js";
 import { startSelect } from "./select.js";
+import { startCharts } from "./charts.js";
 
 startTimes();
 startLive();
 startDialogs();
 startKeys();
 startSelect();
+startCharts();

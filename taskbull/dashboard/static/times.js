@@ -1,6 +1,9 @@
 // Instants in the reader's words and time zone.
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
+// With the time zone, because logs are in UTC.
+const CLOCK = { dateStyle: "medium", timeStyle: "long" };
+
 export function words(seconds) {
   let rest = Math.max(0, Math.round(seconds));
   for (let i = 0; i < UNITS.length; i++) {
@@ -23,7 +26,7 @@ function show(element, now) {
   switch (element.dataset.as) {
     case "ago": text = seconds >= 0 ? `${words(seconds)} ago` : `in ${words(-seconds)}`; break;
     case "since": text = words(seconds); break;
-    default: text = new Date(at).toLocaleString();
+    default: text = new Date(at).toLocaleString(undefined, CLOCK);
   }
   if (element.textContent !== text) element.textContent = text;
   if (!element.dataset.local) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
@@ -30,19 +30,10 @@ from taskbull.errors import (
     ProcessUnavailable,
 )
 from taskbull.store.backend import Waiter, on_trio, poster, waiters, wake
-from taskbull.worker.pool.messages import Ended, Hello, JobRequest, Reply, Started, encode
+from taskbull.worker.pool import messages
 from taskbull.worker.pool.process import PoolCall, PoolProcess, ProcessEvent
-from taskbull.worker.pool.results import (
-    End,
-    Result,
-    error_reply,
-    has_value,
-    note_halted,
-    perform,
-    results_of,
-)
-from taskbull.worker.running_job import RunningJob
-from taskbull.worker.shutdown import Shutdown
+from taskbull.worker.run import Run, Shutdown
+from taskbull.worker.running_job import RunningJob, run_of
 from taskbull.worker.threads import Stoppable
 
 logger = logging.getLogger(__name__)
@@ -84,10 +75,12 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
     """Memory in megabytes above which a process is replaced after a job."""
     memory_limit: int | None = None
     """Maximum address space of a process, in megabytes."""
+    env: Mapping[str, str] = {}
+    """Environment variables of the processes. `{n}` is the number of the process."""
 
-    def hello(self, worker_id: str) -> Hello:
+    def hello(self, worker_id: str) -> messages.Hello:
         """Return the first message for a process."""
-        return Hello(
+        return messages.Hello(
             app=self.app,
             modules=self.modules,
             tasks=[*self.tasks],
@@ -121,7 +114,7 @@ class ProcessPool:
     def __init__(
         self, plan: PoolPlan, worker_id: str, emit: Callable[[events.Event], object]
     ) -> None:
-        self._hello = encode(plan.hello(worker_id))
+        self._hello = messages.encode(plan.hello(worker_id))
         self._plan = plan
         self._worker_id = worker_id
         self._emit = emit
@@ -175,7 +168,7 @@ class ProcessPool:
 
     async def run(
         self, jobs: Sequence[RunningJob], grace: float, clock: Stoppable | None = None
-    ) -> list[Result]:
+    ) -> list[messages.Result]:
         """Run a job, or all jobs of a batch, in one process call; return each job's result.
 
         The clock is stopped while the call waits for a process. If the caller is cancelled, the
@@ -200,11 +193,26 @@ class ProcessPool:
                     self._waiting.remove(call)
                 raise
             halted = await self._halt(call, call.process)
-            if not has_value(halted):
-                note_halted(jobs, halted)
+            if not messages.has_value(halted):
+                messages.note_halted(jobs, halted)
                 raise
             end = halted
-        return results_of(jobs, end)
+        return messages.results_of(jobs, end)
+
+    async def stack_of(self, run: Run) -> str | None:
+        """Return the stack of a job's call, or None if the job has no call here."""
+        running = (one.call for one in (*self._members, *self._leaving))
+        for call in (*running, *self._waiting):
+            if call is None or all(run_of(job) is not run for job in call.jobs):
+                continue
+            if call.process is None:
+                return "It waits for a free process of the pool."
+            waiter = self._new_waiter()
+            call.stack_waiters.append(waiter)
+            call.process.request_stack(call)
+            await waiter
+            return call.stack
+        return None
 
     async def close(self, limit: float) -> None:
         """Stop all processes.
@@ -229,23 +237,23 @@ class ProcessPool:
         for process in (*self._members, *self._leaving):
             process.hurry(_MOMENT)
 
-    async def _follow(self, call: PoolCall) -> End:
+    async def _follow(self, call: PoolCall) -> messages.End:
         """Serve requests from the call's jobs until the call finishes."""
         while True:
             while call.inbox:
                 message = call.inbox.popleft()
-                if not isinstance(message, JobRequest):
+                if not isinstance(message, messages.JobRequest):
                     return message
-                reply = error_reply(message.number, _NOT_KNOWN)
+                reply = messages.error_reply(message.number, _NOT_KNOWN)
                 try:
-                    reply = await perform(message, call.jobs[message.job])
+                    reply = await messages.perform(message, call.jobs[message.job])
                 finally:  # The job gets a reply even if this task is cancelled.
                     if call.process is not None:
-                        call.process.send(encode(reply))
+                        call.process.send(messages.encode(reply))
             call.waiter = self._new_waiter()
             await call.waiter
 
-    async def _halt(self, call: PoolCall, process: PoolProcess) -> End | None:
+    async def _halt(self, call: PoolCall, process: PoolProcess) -> messages.End | None:
         """Stop a call and return its end, or `None` if it did not finish in time.
 
         The process gets no other call, so that the signal can only hit this one.
@@ -305,13 +313,19 @@ class ProcessPool:
         match event:
             case PoolCall():
                 self._on_finished(process, event)
-            case JobRequest(number, of):
+            case messages.JobRequest(number, of):
                 call = process.call
                 if call is not None and call.number == of:
                     call.deliver(event)
                 else:  # The request comes from a thread that an earlier call left behind.
-                    process.send(encode(Reply(number, error=LockLost.__name__)))
-            case Started():
+                    process.send(messages.encode(messages.Reply(number, error=LockLost.__name__)))
+            case messages.ReportedStack(of, stack):
+                call = process.call
+                if call is not None and call.number == of:
+                    call.stack = stack
+                    while call.stack_waiters:
+                        wake(call.stack_waiters.pop())
+            case messages.Started():
                 self._failures = 0
                 self._announce()
                 self._make_idle(process)
@@ -332,7 +346,7 @@ class ProcessPool:
                 self._spawn_process()
         call.deliver(call.ends)
 
-    def _is_recycle_due(self, process: PoolProcess, end: Ended) -> bool:
+    def _is_recycle_due(self, process: PoolProcess, end: messages.Ended) -> bool:
         plan = self._plan
         return (plan.max_jobs is not None and process.jobs >= plan.max_jobs) or (
             plan.max_memory is not None and end.megabytes > plan.max_memory
@@ -389,9 +403,18 @@ class ProcessPool:
 
     def _spawn_process(self, delay: float = 0.0) -> None:
         if not self._closing:
-            process = PoolProcess(self._hello, self._report)
+            number = self._free_number()
+            env = {
+                name: value.replace("{n}", str(number)) for name, value in self._plan.env.items()
+            }
+            process = PoolProcess(self._hello, self._report, number, env)
             self._members.add(process)
             process.start(delay)
+
+    def _free_number(self) -> int:
+        """Return a number for a new process. It may be that of a process that it will replace."""
+        used = {one.number for one in self._members if not one.recycle_due}
+        return next(number for number in count() if number not in used)
 
     def _recycle_processes(self) -> None:
         """Retire processes that have done their share, if replacements are ready."""

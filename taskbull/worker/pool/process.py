@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -22,25 +22,9 @@ from typing import IO, Final, TypeAlias
 
 import msgspec
 
-from taskbull.core.failure import where_of
+from taskbull.core.outcome import where_of
 from taskbull.store.backend import Waiter, wake
-from taskbull.worker.pool.messages import (
-    MEGABYTE,
-    BadFrame,
-    Done,
-    Ended,
-    JobFlags,
-    JobRequest,
-    MessageSocket,
-    Raised,
-    Record,
-    Started,
-    ToWorker,
-    decode_in_worker,
-    encode,
-    pack_job,
-)
-from taskbull.worker.pool.results import End
+from taskbull.worker.pool import messages
 from taskbull.worker.running_job import RunningJob, clock_ahead_ms, run_of
 from taskbull.worker.threads import Stoppable
 
@@ -147,7 +131,7 @@ class OutputReader:
             self._context().run(self._logger.log, self._level, text, *args)
 
 
-def log_record(record: Record, pid: int | None) -> None:
+def log_record(record: messages.Record, pid: int | None) -> None:
     """Log a record from a process as if it had been logged in the worker."""
     logger = logging.getLogger(record.logger)
     if not logger.isEnabledFor(record.level):
@@ -187,15 +171,18 @@ class PoolCall:
         """The context of the running jobs, which adds the job's fields to the process's logs."""
         self.process: PoolProcess | None = None
         """The process that has the call, or `None` while the call waits for one."""
-        self.ends: list[Ended] = []
+        self.ends: list[messages.Ended] = []
         """The ends of its jobs, in order."""
         self.was_returned = False
         """True if a process died before it started the call, and the call was put back."""
-        self.inbox: deque[JobRequest | End] = deque()
+        self.stack = ""
+        """The last stack that the process has reported."""
+        self.stack_waiters: list[Waiter] = []
+        self.inbox: deque[messages.JobRequest | messages.End] = deque()
         self.waiter: Waiter | None = None
         more = len(jobs)
         self._messages = [
-            pack_job(
+            messages.pack_job(
                 job.job,
                 number=number,
                 more=(more := more - 1),
@@ -213,9 +200,9 @@ class PoolCall:
 
         All use the same socket, because the function may check its status as soon as it runs.
         """
-        return b"".join((*map(encode, self.flags()), *self._messages))
+        return b"".join((*map(messages.encode, self.flags()), *self._messages))
 
-    def flags(self, *, halt: bool = False) -> Iterator[JobFlags]:
+    def flags(self, *, halt: bool = False) -> Iterator[messages.JobFlags]:
         """Yield the status of each job that was cancelled or lost its lock.
 
         With `halt`, the status of the last job always follows, with the request to stop.
@@ -224,9 +211,11 @@ class PoolCall:
         for place, job in enumerate(self.jobs):
             run, stop = run_of(job), halt and place == last
             if stop or run.cancelled is not None or run.lost is not None:
-                yield JobFlags(self.number, place, run.cancelled, run.lost is not None, stop)
+                yield messages.JobFlags(
+                    self.number, place, run.cancelled, run.lost is not None, stop
+                )
 
-    def deliver(self, message: JobRequest | End) -> None:
+    def deliver(self, message: messages.JobRequest | messages.End) -> None:
         """Add a message and wake the task that awaits the call."""
         self.inbox.append(message)
         if self.waiter is not None:
@@ -235,7 +224,7 @@ class PoolCall:
     def _notify(self, place: int) -> None:
         if self.process is not None:
             run = run_of(self.jobs[place])
-            flags = JobFlags(self.number, place, run.cancelled, run.lost is not None)
+            flags = messages.JobFlags(self.number, place, run.cancelled, run.lost is not None)
             self.process.send_flags([flags])
 
 
@@ -282,14 +271,23 @@ class PoolProcess:
     `None` when the process has exited. The methods are for the event loop.
     """
 
-    _data: MessageSocket[ToWorker]
-    _control: MessageSocket[ToWorker]
+    _data: messages.MessageSocket[messages.ToWorker]
+    _control: messages.MessageSocket[messages.ToWorker]
     _faults: int
     _begun: IO[bytes]
     _outputs: list[OutputReader]
 
-    def __init__(self, hello: bytes, report: Callable[[PoolProcess, ProcessEvent], None]) -> None:
+    def __init__(
+        self,
+        hello: bytes,
+        report: Callable[[PoolProcess, ProcessEvent], None],
+        number: int = 0,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self._hello = hello
+        self._env = env or {}
+        self.number = number
+        """The number of the process in its pool, from 0."""
         self._report = report
         self.pid = 0
         """The process id, or 0 until the process is started."""
@@ -337,9 +335,14 @@ class PoolProcess:
         if not self._data.send(data):
             self._wake()
 
-    def send_flags(self, flags: Sequence[JobFlags]) -> None:
+    def send_flags(self, flags: Sequence[messages.JobFlags]) -> None:
         """Send the status of jobs, which the process reads while a function runs."""
-        if not self._control.send(b"".join(map(encode, flags))):
+        if not self._control.send(b"".join(map(messages.encode, flags))):
+            self._wake()
+
+    def request_stack(self, call: PoolCall) -> None:
+        """Ask the process for the stack of the call."""
+        if not self._control.send(messages.encode(messages.StackRequest(call.number))):
             self._wake()
 
     def halt(self, call: PoolCall) -> None:
@@ -435,6 +438,7 @@ class PoolProcess:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 pass_fds=passed,
+                env={**os.environ, **self._env} if self._env else None,
             )
         self._outputs = []
         for stream, kind in ((popen.stdout, STDOUT), (popen.stderr, STDERR)):
@@ -445,8 +449,8 @@ class PoolProcess:
         self._exit_fd = _open_exit_fd(popen.pid)
         if self._exit_fd is not None:
             ours.callback(os.close, self._exit_fd)
-        self._data = MessageSocket(data, decode_in_worker)
-        self._control = MessageSocket(control, decode_in_worker)
+        self._data = messages.MessageSocket(data, messages.decode_in_worker)
+        self._control = messages.MessageSocket(control, messages.decode_in_worker)
         self._wakeup = waker
         self.pid = popen.pid
         with self._lock:
@@ -481,7 +485,7 @@ class PoolProcess:
             if monotonic() >= self._kill_at:
                 self._kill_at = inf
                 self._signal(signal.SIGKILL)
-        with suppress(EOFError, BlockingIOError, BadFrame):
+        with suppress(EOFError, BlockingIOError, messages.BadFrame):
             while True:  # Messages sent before the exit count.
                 self._read()
 
@@ -500,7 +504,7 @@ class PoolProcess:
             return True
         except EOFError:
             trouble = "it closed the socket to its worker"
-        except BadFrame as error:
+        except messages.BadFrame as error:
             trouble = f"what it wrote to its worker is wrong: {error}"
         if not self._exits_within(_DYING):  # An exiting process also closes the socket.
             self._trouble = trouble
@@ -510,19 +514,19 @@ class PoolProcess:
     def _read(self) -> None:
         for message in self._data.receive():
             match message:
-                case Done() | Raised():
+                case messages.Done() | messages.Raised():
                     self._finish(message)
-                case Record():
+                case messages.Record():
                     self._context().run(log_record, message, self.pid)
-                case Started(failure) if failure:
+                case messages.Started(failure) if failure:
                     self._trouble = failure
-                case Started():
+                case messages.Started():
                     self.is_ready = True
                     self._report(self, message)
-                case JobRequest():
+                case messages.JobRequest() | messages.ReportedStack():
                     self._report(self, message)
 
-    def _finish(self, end: Ended) -> None:
+    def _finish(self, end: messages.Ended) -> None:
         call = self.call
         if call is not None and call.number == end.number:
             call.ends.append(end)
@@ -564,7 +568,9 @@ class PoolProcess:
         if pid:
             self._status = status
             # The unit is bytes on macOS, and 1,024 bytes elsewhere.
-            self._peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / MEGABYTE
+            self._peak = (
+                usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / messages.MEGABYTE
+            )
         return bool(pid)
 
     def _reap(self) -> None:
@@ -603,7 +609,9 @@ class PoolProcess:
         return f"process {self.pid} was ended: {trouble}" if trouble else died
 
 
-ProcessEvent: TypeAlias = Started | JobRequest | PoolCall | None
+ProcessEvent: TypeAlias = (
+    messages.Started | messages.JobRequest | messages.ReportedStack | PoolCall | None
+)
 
 
 def exit_cause(code: int, peak: float) -> str:

@@ -1,7 +1,7 @@
 // What a queue, a stored job, a flow producer or a listener can do.
 
 import {
-  flowsFor, keep, kept, library, options, queueEventsFor, queueFor, storedJob,
+  connectionFor, flowsFor, keep, kept, library, options, queueEventsFor, queueFor, storedJob,
 } from './objects.mjs';
 import { describeJob, send } from './wire.mjs';
 
@@ -51,6 +51,14 @@ export const queueOps = {
 
   async open(message) {
     await queueFor(message);
+  },
+
+  // The lines of docs/cancelling.md.
+  async cancel(message, id, reason) {
+    const queue = await queueFor(message);
+    if (await queue.getJob(id)) {
+      await connectionFor(message.version).hset(queue.toKey(id), 'defa', `cancelled: ${reason}`);
+    }
   },
 
   async add(message, name, data, opts) {

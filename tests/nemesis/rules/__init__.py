@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 from tests.nemesis.ledger import Book
 from tests.nemesis.rules.added import acknowledged_once
 from tests.nemesis.rules.case import Case, Violation
+from tests.nemesis.rules.continued import readers_get_all_items, steps_run_once, waits_get_signals
 from tests.nemesis.rules.ended import (
     began_in_time,
     ended_as_asked,
@@ -38,6 +39,9 @@ RULES: Final[tuple[Rule, ...]] = (
     nothing_left,
     workers_are_well,
     calls_in_time,
+    steps_run_once,
+    waits_get_signals,
+    readers_get_all_items,
 )
 
 

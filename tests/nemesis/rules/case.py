@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from taskbull.core.steps import WAIT_JOB
 from tests.nemesis.kinds import KINDS, Kind
 from tests.nemesis.ledger import Book, JobKey
 from tests.nemesis.truth import Event, FetchOptions, Truth, takings
@@ -26,8 +27,8 @@ class Violation(Struct):
         return "\n  ".join([f"({self.rule}) {self.what}", *self.evidence])
 
 
-REDIRECTED: Final = "ioredis gives up on a slot that moves, and Node's processor fails"
-_REDIRECTED: Final = "Too many Cluster redirections"
+REDIRECTED: Final = "ioredis gives up when the master changes, and Node's processor fails"
+_REDIRECTED: Final = ("Too many Cluster redirections", "ReplyError: READONLY")
 
 
 class Case:
@@ -40,7 +41,7 @@ class Case:
             (name, job): takings(events)
             for name, queue in truth.queues.items()
             for job, events in queue.events.items()
-            if job
+            if job and not any(one.fields.get("name") == WAIT_JOB for one in events[:1])
         }
         self.intents: defaultdict[JobKey, set[str]] = defaultdict(set)
         """By job; there should be one of each."""
@@ -89,7 +90,8 @@ class Case:
     def redirected(self, key: JobKey) -> str:
         """Return why a failed attempt is the fault of Node's Redis client, or ""."""
         job = self.truth.queues[key[0]].jobs.get(key[1], {})
-        return REDIRECTED if _REDIRECTED in job.get("stacktrace", "") else ""
+        stacks = job.get("stacktrace", "")
+        return REDIRECTED if any(error in stacks for error in _REDIRECTED) else ""
 
     def violation(
         self, rule: int, what: str, key: JobKey | None = None, intent: str = "", theirs: str = ""

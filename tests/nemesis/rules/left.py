@@ -10,8 +10,11 @@ from tests.nemesis.rules.case import Case, Violation
 METRICS: Final = {
     f"metrics:{end}{data}" for end in ("completed", "failed") for data in ("", ":data")
 }
-LASTING: Final = {"meta", "id", "events", "completed", "failed", "marker", "pc"} | METRICS
-"""Keys of a queue that stay when it is empty."""
+LASTING: Final = {
+    *("meta", "id", "events", "completed", "failed", "marker", "pc", "tb:groups"),
+    *METRICS,
+}
+"""Keys of a queue that stay when it is empty. `tb:groups` has what the app declares."""
 
 PARTS: Final = {"logs", "dependencies", "processed", "failed", "unsuccessful"}
 """Keys that belong to a job, and go with it."""

@@ -1,0 +1,56 @@
+-- list_groups: return the groups that have jobs or settings, a chunk per call.
+--
+-- KEYS
+--   active   list     running jobs, newest at the head
+--   turns    zset     groups whose jobs may start
+--   held     zset     groups that a limit holds back
+--   groups   hash     settings of the groups
+-- ARGV
+--   prefix            queue key prefix
+--   part              1 to read from `active`, 2 from `turns`, 3 from `held`
+--   position          number of entries of this part that were read so far
+--   size              number of entries to read
+-- RETURNS
+--   part, position    where to continue, or -1 and 0 at the end
+--   waiting           group, number of its waiting jobs, ...; with those that others removed.
+--                     Groups with settings but without jobs have 0, and are only in the last call
+--   running           group, number of its running jobs, ... in this chunk
+
+local active, turns, held, groups = unpack(KEYS)
+local prefix, part, position, size = unpack(ARGV)
+
+--- @include "group_functions"
+
+local functions, waiting, counts, running = group_functions(prefix, 0), {}, {}, {}
+local last, count = position + size - 1, 0
+if part == "1" then
+  local ids = redis.call("LRANGE", active, position, last)
+  count = #ids
+  for i = 1, count do
+    local opts = redis.pcall("HGET", prefix .. ids[i], "opts")
+    local id = type(opts) == "string" and functions.read_group(opts) or ""
+    counts[id] = (counts[id] or 0) + 1
+  end
+else
+  local ids = redis.call("ZRANGE", part == "2" and turns or held, position, last)
+  count = #ids
+  for i = 1, count do
+    waiting[2 * i - 1] = ids[i]
+    waiting[2 * i] = redis.call("ZCARD", functions.key_of(ids[i], "jobs"))
+  end
+end
+for id, running_count in pairs(counts) do
+  running[#running + 1], running[#running + 2] = id, running_count
+end
+if count == tonumber(size) then
+  return { tonumber(part), last + 1, waiting, running }
+elseif part ~= "3" then
+  return { part + 1, 0, waiting, running }
+end
+for _, field in ipairs(redis.call("HKEYS", groups)) do
+  local id = string.match(field, "^%+(.+)$")
+  if id then
+    waiting[#waiting + 1], waiting[#waiting + 2] = id, 0
+  end
+end
+return { -1, 0, waiting, running }

@@ -1,0 +1,76 @@
+-- send_signal: send a signal to a job that has not ended.
+--
+-- KEYS
+--   job               hash     the job
+--   steps             hash     the job's steps
+--   completed         zset     completed jobs
+--   failed            zset     failed jobs
+--   delayed           zset     delayed jobs, by due time
+--   waiting_children  zset     jobs that wait for their children
+-- ARGV
+--   prefix                     queue key prefix
+--   job_id
+--   now                        ms
+--   life                       ms to keep a signal without a wait
+--   signal                     its name
+--   value                      JSON
+--   call_id                    id of this call, without a colon
+--   again                      "1" if this call may have been executed before, otherwise "0"
+-- RETURNS
+--   0, or -1 if there is no such job, -3 if it has ended
+-- EFFECTS
+--   the next wait for the signal takes it. If the job waits for it now, the wait's child job is
+--   removed, and the job is released unless it waits for other children as well
+
+local job, steps, completed, failed, delayed, waiting_children = unpack(KEYS)
+local prefix, job_id, now, life, signal, value, call_id, again = unpack(ARGV)
+
+--- @include "is_hash"
+--- @include "is_child"
+--- @include "find_parent"
+--- @include "assert_can_remove"
+--- @include "delete_job"
+--- @include "release_parent"
+
+if not is_hash(job) then
+  return -1
+end
+local fields = redis.call("HMGET", steps, "count:" .. signal, "taken:" .. signal,
+  "pending:" .. signal)
+local count, taken, child_id = tonumber(fields[1]) or 0, tonumber(fields[2]) or 0, fields[3]
+local is_stored = false
+for number = 1, again == "1" and count or 0 do
+  local sent = redis.call("HGET", steps, "sent:" .. signal .. "#" .. number)
+  is_stored = is_stored or sent and string.sub(sent, 1, #call_id + 1) == call_id .. ":"
+end
+if redis.call("ZSCORE", completed, job_id) or redis.call("ZSCORE", failed, job_id) then
+  return is_stored and 0 or -3
+end
+local child = prefix .. (child_id or "")
+local is_waiting = child_id and redis.call("ZSCORE", delayed, child_id) and is_child(child, job)
+if is_waiting then
+  assert_can_remove(delayed)
+end
+if not is_stored then
+  count = count + 1
+  redis.call("HSET", steps, "sent:" .. signal .. "#" .. count, call_id .. ":" .. value,
+    "count:" .. signal, count)
+end
+if redis.call("PTTL", steps) < tonumber(life) then
+  redis.call("PEXPIRE", steps, life)
+end
+if not is_waiting or count <= taken then
+  return 0
+end
+local dependencies = job .. ":dependencies"
+if is_waiting_for(job, child) then
+  if redis.call("SCARD", dependencies) == 1
+    and redis.call("ZSCORE", waiting_children, job_id) then
+    release_parent(job, prefix, job_id, tonumber(now))
+  end
+  redis.call("SREM", dependencies, child)
+end
+redis.call("ZREM", delayed, child_id)
+delete_job(child)
+redis.call("HDEL", steps, "pending:" .. signal)
+return 0

@@ -1,0 +1,89 @@
+-- sweep_groups: repair the groups of a queue, a chunk of `prioritized` per call.
+--
+-- KEYS
+--   prioritized   zset     waiting jobs with a priority, or in groups
+--   turns         zset     groups whose jobs may start
+--   held          zset     groups that a limit holds back
+--   running       hash     groups of running jobs
+--   marker        zset     wakes workers
+--   meta          hash     queue settings
+-- ARGV
+--   prefix                 queue key prefix
+--   now                    ms
+--   position               number of waiting jobs checked so far
+--   size                   number of waiting jobs to check
+-- RETURNS
+--   position to continue from, or -1 at the end
+-- EFFECTS
+--   places of jobs without a lock are freed, jobs that were removed leave their groups, and waiting
+--   jobs that are in no group wait in their group again
+
+local prioritized, turns, held, running, marker, meta = unpack(KEYS)
+local prefix, now, position, size = unpack(ARGV)
+
+--- @include "group_functions"
+
+local MOST_PLACES, MOST_GROUPS, MOST_STALE, SIZE = 1000, 100, 5000, 100
+local functions = group_functions(prefix, tonumber(now))
+position, size = tonumber(position), tonumber(size)
+local any_repaired = false
+if position == 0 then
+  local places = redis.call("HSCAN", running, 0, "COUNT", MOST_PLACES)[2]
+  local gone = {}
+  for i = 1, #places, 2 do
+    if redis.call("EXISTS", prefix .. places[i] .. ":lock") == 0 then
+      gone[#gone + 1] = places[i]
+    end
+  end
+  any_repaired = functions.free(gone, #gone)
+
+  local left = MOST_STALE
+  for _, set in ipairs({ held, turns }) do
+    local groups = redis.call("ZRANGE", set, 0, MOST_GROUPS - 1)
+    for i = 1, #groups do
+      local jobs, is_stale = functions.key_of(groups[i], "jobs"), true
+      while is_stale and left > 0 do
+        local ids, stale = redis.call("ZRANGE", jobs, 0, SIZE - 1), {}
+        local ranks = #ids > 0 and redis.call("ZMSCORE", prioritized, unpack(ids))
+        for n = 1, #ids do
+          if not ranks[n] then
+            stale[#stale + 1] = ids[n]
+          end
+        end
+        if #stale > 0 then
+          redis.call("ZREM", jobs, unpack(stale))
+        end
+        left, is_stale = left - #stale, #stale == SIZE
+      end
+      if redis.call("EXISTS", jobs) == 0 then
+        redis.call("ZREM", set, groups[i])
+      end
+    end
+  end
+end
+
+local ids = redis.call("ZRANGEBYSCORE", prioritized, "-inf", "(4294967296", "LIMIT", position, size)
+local lost, checked = {}, {}
+for i = 1, #ids do
+  local opts = redis.pcall("HGET", prefix .. ids[i], "opts")
+  local group = type(opts) == "string" and functions.read_group(opts) or ""
+  if not redis.call("ZSCORE", functions.key_of(group, "jobs"), ids[i]) then
+    lost[#lost + 1] = ids[i]
+  elseif not checked[group] then
+    checked[group] = true
+    if not redis.call("ZSCORE", turns, group) and not redis.call("ZSCORE", held, group) then
+      functions.join_turns(group)
+      any_repaired = true
+    end
+  end
+end
+if #lost > 0 then
+  functions.place_all(lost)
+end
+if #ids > 0 then
+  redis.call("HSET", meta, "tb:groups", "1")
+end
+if any_repaired or #lost > 0 then
+  redis.call("ZADD", marker, 0, "0")
+end
+return #ids == size and position + size or -1

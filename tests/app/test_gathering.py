@@ -1,0 +1,87 @@
+"""Many results in one wait, and a worker in the lifespan of a web application."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from anyio import to_thread
+
+from taskbull import App, JobFailed, JobNotFound, PermanentError
+from taskbull.app.task import Task
+from taskbull.testing import recorded
+
+LIMIT = 60.0
+
+
+def _tasks(app: App) -> tuple[Task[[int], int], Task[[str], str]]:
+    @app.task(queue="numbers")
+    async def double(n: int) -> int:
+        if n < 0:
+            raise PermanentError(f"{n} is negative")
+        return 2 * n
+
+    @app.task(queue="texts")
+    def shout(text: str) -> str:
+        return text.upper()
+
+    return double, shout
+
+
+async def test_results_of_several_queues_come_in_order(app: App, anyio_backend: str) -> None:
+    double, shout = _tasks(app)
+    jobs = await app.aenqueue([*(double.job(n) for n in range(300)), shout.job("a")])
+    async with app.lifespan_worker() as worker:
+        assert worker is not None
+        assert await app.agather(jobs, timeout=LIMIT) == [2 * n for n in range(300)] + ["A"]
+        assert await to_thread.run_sync(app.gather, jobs[-2:], LIMIT) == [598, "A"]
+        assert await app.agather([]) == []
+
+
+async def test_the_first_failure_in_order_is_raised(app: App, anyio_backend: str) -> None:
+    double, _ = _tasks(app)
+    jobs = await app.aenqueue([double.job(1), double.job(-2), double.job(-3)])
+    async with app.lifespan_worker():
+        with pytest.raises(JobFailed, match="-2 is negative"):
+            await app.agather(jobs, timeout=LIMIT)
+        with pytest.raises(JobFailed, match="-2 is negative"):
+            await to_thread.run_sync(app.gather, jobs, LIMIT)
+        found = await app.agather(jobs, timeout=LIMIT, return_failures=True)
+    assert found[0] == 2
+    assert [str(one.reason) for one in found if isinstance(one, JobFailed)] == [
+        "-2 is negative",
+        "-3 is negative",
+    ]
+
+
+async def test_a_wait_that_is_too_long_says_for_which_job(app: App, anyio_backend: str) -> None:
+    double, _ = _tasks(app)
+    jobs = await app.aenqueue([double.job(1), double.job(2)])
+    text = f"2 jobs did not all finish within 0.01 s: job '{jobs[0].id}' in queue 'numbers'"
+    with pytest.raises(TimeoutError, match=text):
+        await app.agather(jobs, timeout=0.01)
+    with pytest.raises(TimeoutError, match=text):
+        await to_thread.run_sync(app.gather, jobs, 0.01)
+    with pytest.raises(JobNotFound):
+        await app.agather([app.job("numbers", "404")], timeout=LIMIT)
+
+
+def test_a_lifespan_worker_runs_in_a_bare_asyncio_program(app: App) -> None:
+    double, _ = _tasks(app)
+
+    async def main() -> list[int]:
+        async with app.lifespan_worker(concurrency=2):
+            job = await double.options(delay=0.01).adelay(4)
+            return await app.agather([job], timeout=LIMIT)
+
+    assert asyncio.run(main()) == [8]
+
+
+async def test_a_recorded_app_runs_no_worker(app: App, anyio_backend: str) -> None:
+    double, _ = _tasks(app)
+    with recorded(app) as box:
+        async with app.lifespan_worker() as worker:
+            assert worker is None
+            job = await double.adelay(4)
+            await box.arun()
+            assert await app.agather([job]) == [8]

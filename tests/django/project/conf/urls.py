@@ -1,0 +1,5 @@
+"""No pages."""
+
+from __future__ import annotations
+
+urlpatterns: list[object] = []

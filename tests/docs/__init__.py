@@ -1,0 +1,1 @@
+"""The code samples of the documentation, run for real."""

@@ -1,0 +1,1 @@
+NOT_RUN = {"from litestar": "litestar is not a development dependency"}

@@ -1,0 +1,2 @@
+def read_token() -> str:
+    return "secret"

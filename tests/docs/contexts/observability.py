@@ -1,0 +1,3 @@
+import logging.config
+
+NOT_RUN = {"exporter.otlp": "it sends to a collector"}

@@ -1,0 +1,3 @@
+from datetime import timedelta
+
+from taskbull.testing import recorded

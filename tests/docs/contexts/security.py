@@ -1,0 +1,3 @@
+from taskbull import App
+
+app = App("page")
