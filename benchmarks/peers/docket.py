@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from docket import Docket, Worker
@@ -51,7 +52,11 @@ def worker(at_once: int) -> None:
     logging.disable(logging.INFO)
 
     async def run() -> None:
-        async with opened() as docket, Worker(docket, concurrency=at_once) as made:
+        often = timedelta(milliseconds=10)
+        async with (
+            opened() as docket,
+            Worker(docket, concurrency=at_once, minimum_check_interval=often) as made,
+        ):
             await made.run_forever()
 
     asyncio.run(run())
