@@ -111,7 +111,7 @@ class Tables:
         others = [sample.others for sample in samples]
         told = [
             f"{len(samples)} measurements in {self._taken.seconds:.0f} s.",
-            "Share of the CPU used by others meanwhile, median and maximum:",
+            "Share of the CPU used by others at the time, median and maximum:",
             "other machines on the host",
             f"{median(stolen):.0%} and {max(stolen):.0%},",
             f"other programs {median(others):.0%} and {max(others):.0%}.",
