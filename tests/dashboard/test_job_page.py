@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from taskbull import App, Backoff, SyncQueue
+from taskbull.dashboard import Dashboard
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.dashboard.seeding import complete, fail
 from tests.dashboard.test_pages import texts
@@ -157,6 +158,9 @@ async def test_the_stack_of_a_running_job_is_shown(
         read = texts((await visitor.get(f"stack?q=emails&id={job.id}")).text)
         assert "in its event loop" in read
         assert "await gate.wait()" in read
+        reader = Visitor(Dashboard(redis=server.url, prefix=prefix, read_only=True))
+        assert "where it is now" not in (await reader.get(f"job?q=emails&id={job.id}")).text
+        assert (await reader.get(f"stack?q=emails&id={job.id}")).status_code == 403
         gate.set()
         await job.aresult()
     answer = await visitor.get(f"stack?q=emails&id={job.id}")

@@ -414,13 +414,14 @@ def _failures(row: JobRow) -> list[int]:
     return list(range(1, made + (0 if ended_well else 1)))
 
 
-def facts(place: JobDetails) -> h.Element:
+def facts(ctx: RequestContext, place: JobDetails) -> h.Element:
     """Return the facts of a job: attempts, times, worker, lock and relations."""
     row, job = place.row, place.row.job
     is_running = row.state is JobState.ACTIVE
     made = job.attempts_made + is_running
     starts = job.attempts_started if job.attempts_started > made else 0
-    where = link_to("where it is now", "stack", q=row.queue, id=job.id) if is_running else None
+    has_stack = is_running and not ctx.settings.read_only
+    where = link_to("where it is now", "stack", q=row.queue, id=job.id) if has_stack else None
     pairs: list[tuple[str, h.Node]] = [
         ("Attempts", f"{made} of {row.attempts}"),
         ("Starts", ui.plural(starts, "time") if starts else None),
@@ -573,7 +574,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> ui.Content:
                 await _stream(ctx, queue, job_id),
                 log_card(place, log),
             ),
-            h.div(facts(place), await flow(ctx, place), options_card(ctx, place)),
+            h.div(facts(ctx, place), await flow(ctx, place), options_card(ctx, place)),
             class_="columns",
         ),
     ]
@@ -584,6 +585,8 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> ui.Content:
 
 async def show_stack(dashboard: DashboardState, ctx: RequestContext) -> ui.Content:
     """Return the page with the stack of a running job, as its worker reports it."""
+    if ctx.settings.read_only:
+        raise Refused(403, "This dashboard is read-only. Asking a worker for a stack is a write.")
     queue, job_id = ctx.query.need("q"), ctx.query.need("id")
     back = link_to(job_id, "job", q=queue, id=job_id)
     head = h.div(h.h1("Stack of ", link_to(queue, "queue", q=queue), " / ", back), class_="head")
@@ -626,7 +629,7 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
             "timeline": timeline(place.row),
             "attempts": await attempts(dashboard, ctx, place.row),
             "steps": await steps(ctx, place),
-            "facts": facts(place),
+            "facts": facts(ctx, place),
             "stream": await _stream(ctx, queue, job_id),
             "result": result_card(ctx, place, await read_pieces(dashboard, ctx, place.row)),
         }
