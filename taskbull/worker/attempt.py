@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -30,6 +29,7 @@ from taskbull.core.outcome import (
     Fail,
     Outcome,
     SnoozeFor,
+    current_frames,
     expired,
     format_stack,
     frames_of,
@@ -75,9 +75,6 @@ RELEASE_PAUSE: Final = 5.0
 """Delay in seconds for a job that could not finish for reasons outside its own code."""
 
 _NOTHING = Complete()
-
-# This is the only way to inspect another thread's stack.
-_current_frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def returned(run: Run, value: Any) -> Complete | Fail:
@@ -527,7 +524,7 @@ def _timed_out(reason: str, run: Run) -> TimeoutError:
 
 def thread_frames(run: Run) -> list[FrameType] | None:
     """Return the frames of the thread that runs the job's function, or None if none does."""
-    for innermost in _current_frames().values():
+    for innermost in current_frames().values():
         frames = frames_of(innermost)
         for place, frame in enumerate(frames):
             if frame.f_code is ThreadPool.run_calls.__code__:

@@ -22,7 +22,7 @@ from msgspec import Struct
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.options import WorkerOptions
-from taskbull.core.outcome import Discard, Loss, is_ours
+from taskbull.core.outcome import Discard, Loss, current_frames, is_ours
 from taskbull.core.validation import to_ms
 from taskbull.errors import ServerUnavailable, TaskbullError
 from taskbull.observability.logs import cut
@@ -42,9 +42,6 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 1.0
 """Seconds without a response before the event loop counts as blocked."""
-
-# This is the only way to inspect another thread's stack.
-_frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 class BlockingCall(Struct, frozen=True):
@@ -86,7 +83,7 @@ class Watchdog:
         blocked = monotonic() - asked_at
         if blocked >= self._warn_after:
             self._warn_after = 2 * blocked
-            self._culprit = culprit = find_culprit(_frames().get(self._loop_thread))
+            self._culprit = culprit = find_culprit(current_frames().get(self._loop_thread))
             logger.warning(
                 "Event loop has been blocked for %.1f s %s; no other job can run",
                 blocked,

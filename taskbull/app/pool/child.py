@@ -44,6 +44,7 @@ from taskbull.core.outcome import (
     RetryAfter,
     Written,
     causes,
+    current_frames,
     format_stack,
     frames_of,
     leave_out_our_frames,
@@ -107,10 +108,6 @@ from taskbull.worker.running_job import (
 )
 
 # A pool process's communication with its worker: requests, interruption, messages and logs.
-
-
-# This is the only way to inspect another thread's stack.
-_frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 class RemoteJobPort:
@@ -252,7 +249,7 @@ class WorkerConnection:
                                 self._halted = message.number
                                 signal.pthread_kill(self._main, signal.SIGTERM)
                         elif isinstance(message, StackRequest) and self.is_open_to(message.number):
-                            stack = format_stack(frames_of(_frames().get(self._main)))
+                            stack = format_stack(frames_of(current_frames().get(self._main)))
                             self.send(ReportedStack(message.number, stack))
             except EOFError:
                 on_orphaned()
