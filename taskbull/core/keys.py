@@ -38,6 +38,7 @@ _SUFFIXES: Final = {
     "events": "events",
     "id": "id",
     "marker": "marker",
+    "calls": "tb:add:",
     "repeat": "repeat",
     "metrics_completed": "metrics:completed",
     "metrics_completed_data": "metrics:completed:data",
@@ -110,6 +111,8 @@ class QueueKeys(Struct, frozen=True):
     events: str = ""
     id: str = ""
     marker: str = ""
+    calls: str = ""
+    """Start of the keys that remember which calls have added jobs. Only taskbull uses them."""
     repeat: str = ""
     metrics_completed: str = ""
     metrics_completed_data: str = ""

@@ -173,7 +173,7 @@ def _is_plain(job: EncodedJob) -> bool:
 
 
 def _memo(queue: QueueKeys, sequence: CallSequence) -> str:
-    return queue.private("add", sequence.producer, str(sequence.number))
+    return f"{queue.calls}{sequence.producer}:{sequence.number}"
 
 
 def _runs(jobs: Sequence[EncodedJob]) -> tuple[list[list[Any]], list[bytes]]:
@@ -367,7 +367,7 @@ def add_flow(
     if not sequence.mark:
         sequence.mark = digest(packed, data)
     keys = (
-        root.queue.private("add", sequence.producer, str(sequence.number)),
+        _memo(root.queue, sequence),
         root.queue.private("flows"),
     )
     args = (
