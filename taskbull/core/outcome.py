@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +11,6 @@ from enum import Enum, IntEnum, StrEnum
 from itertools import islice
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
-from threading import Lock
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
@@ -558,26 +555,6 @@ def is_ours(filename: str) -> bool:
 
 
 _MOST_FRAMES = 50
-
-
-_frames_lock = Lock()
-
-# This is the only way to inspect another thread's stack.
-_current_frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-
-def current_frames() -> dict[int, FrameType]:
-    """Return the innermost frame of each thread, by the thread's id. Thread-safe."""
-    # Before 3.12, Python can deadlock if garbage is collected while it makes this list: it holds
-    # the lock of the list of threads, and a finalizer may end or start one (gh-106883).
-    with _frames_lock:
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            return _current_frames()
-        finally:
-            if was_enabled:
-                gc.enable()
 
 
 def frames_of(innermost: FrameType | None) -> list[FrameType]:

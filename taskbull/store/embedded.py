@@ -143,6 +143,9 @@ logger = logging.getLogger(__name__)
 _LOG_LIMIT, _LOG_KEPT = 256 * 1024, 64 * 1024
 _POLL = 0.005
 
+_DYING = 10.0
+"""Seconds that a killed server may take to exit. On a busy machine it is not immediate."""
+
 
 @cache
 def _not_forking() -> threading.Lock:
@@ -212,7 +215,7 @@ def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
             ask(files.socket, "SHUTDOWN NOSAVE")  # it still flushes the append-only file
             if time.monotonic() > limit:
                 _kill(files)
-                limit += deadline
+                limit = time.monotonic() + _DYING
             time.sleep(_POLL)
         files.socket.unlink(missing_ok=True)
     return True

@@ -29,7 +29,6 @@ from taskbull.core.outcome import (
     Fail,
     Outcome,
     SnoozeFor,
-    current_frames,
     expired,
     format_stack,
     frames_of,
@@ -64,7 +63,7 @@ from taskbull.worker.running_job import (
     run_of,
     stopped_by,
 )
-from taskbull.worker.threads import ThreadCall, ThreadDispatcher, ThreadPool
+from taskbull.worker.threads import ThreadCall, ThreadDispatcher, ThreadPool, current_frames
 
 # Outcomes.
 

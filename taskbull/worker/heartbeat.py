@@ -22,7 +22,7 @@ from msgspec import Struct
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.options import WorkerOptions
-from taskbull.core.outcome import Discard, Loss, current_frames, is_ours
+from taskbull.core.outcome import Discard, Loss, is_ours
 from taskbull.core.validation import to_ms
 from taskbull.errors import ServerUnavailable, TaskbullError
 from taskbull.observability.logs import cut
@@ -34,6 +34,7 @@ from taskbull.worker.batch import BatchCollector
 from taskbull.worker.consumer import Runner
 from taskbull.worker.context import QueueContext
 from taskbull.worker.run import Reporter, Run
+from taskbull.worker.threads import current_frames
 
 # The watchdog.
 

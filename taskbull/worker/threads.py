@@ -6,14 +6,17 @@ per call; a separate hand-over for each (`to_thread`) costs 70 to 110 µs.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from time import monotonic
+from types import FrameType
 from typing import Any, Protocol
 
 from anyio import get_cancelled_exc_class
@@ -330,3 +333,26 @@ class ThreadDispatcher:
         self._decided(run, outcome)
         while self._waiting and not self._calls:
             wake(self._waiting.pop())
+
+
+# Stacks.
+
+
+_frames_lock = Lock()
+
+# This is the only way to inspect another thread's stack.
+_current_frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by the thread's id. Thread-safe."""
+    # Before 3.12, Python can deadlock if garbage is collected while it makes this list: it holds
+    # the lock of the list of threads, and a finalizer may end or start one (gh-106883).
+    with _frames_lock:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return _current_frames()
+        finally:
+            if was_enabled:
+                gc.enable()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import traceback
 from dataclasses import dataclass
-from subprocess import run
 from typing import Any, cast
 
 import pytest
@@ -198,38 +196,3 @@ def test_an_error_that_may_not_be_changed_is_no_obstacle() -> None:
         raise Frozen(5)
 
     assert _frames(_call([_layer], frozen)) == ["caught", "_layer", "frozen"]
-
-
-# A finalizer that starts a thread needs the lock that Python holds while it lists the frames.
-COLLECT_WHILE_LISTING = """
-import faulthandler, gc, os, threading
-from taskbull.core.outcome import current_frames
-
-class Cycle:
-    def __init__(self):
-        self.itself = self
-
-    def __del__(self):
-        thread = threading.Thread(target=int)
-        thread.start()
-        thread.join()
-        Cycle()  # for the next collection
-
-faulthandler.dump_traceback_later(20, exit=True)
-stop = threading.Event()
-for _ in range(5):
-    threading.Thread(target=stop.wait).start()
-gc.set_threshold(1)
-Cycle()
-for _ in range(20):
-    assert len(current_frames()) >= 6
-    assert gc.isenabled()
-gc.disable()
-current_frames()
-assert not gc.isenabled()
-os._exit(0)
-"""
-
-
-def test_garbage_collected_while_frames_are_listed_does_not_stop_the_process() -> None:
-    run([sys.executable, "-c", COLLECT_WHILE_LISTING], check=True, timeout=120)

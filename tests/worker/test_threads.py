@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from subprocess import run
 from typing import Any
 
 import pytest
@@ -522,3 +524,38 @@ async def test_a_job_for_which_no_thread_gets_free_is_put_off_unspent(
         assert released.delay > 0
         gate.open()
     assert (await bed.job(second.id)).attempts_made == 0
+
+
+# A finalizer that starts a thread needs the lock that Python holds while it lists the frames.
+COLLECT_WHILE_LISTING = """
+import faulthandler, gc, os, threading
+from taskbull.worker.threads import current_frames
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+        Cycle()  # for the next collection
+
+faulthandler.dump_traceback_later(20, exit=True)
+stop = threading.Event()
+for _ in range(5):
+    threading.Thread(target=stop.wait).start()
+gc.set_threshold(1)
+Cycle()
+for _ in range(20):
+    assert len(current_frames()) >= 6
+    assert gc.isenabled()
+gc.disable()
+current_frames()
+assert not gc.isenabled()
+os._exit(0)
+"""
+
+
+def test_garbage_collected_while_frames_are_listed_does_not_stop_the_process() -> None:
+    run([sys.executable, "-c", COLLECT_WHILE_LISTING], check=True, timeout=120)

@@ -44,7 +44,6 @@ from taskbull.core.outcome import (
     RetryAfter,
     Written,
     causes,
-    current_frames,
     format_stack,
     frames_of,
     leave_out_our_frames,
@@ -106,6 +105,7 @@ from taskbull.worker.running_job import (
     leave_batch,
     run_of,
 )
+from taskbull.worker.threads import current_frames
 
 # A pool process's communication with its worker: requests, interruption, messages and logs.
 
