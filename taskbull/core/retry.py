@@ -216,26 +216,26 @@ def failed_for_good(error: Exception) -> Fail:
 def _decide(
     error: BaseException, job: Job, policy: RetryPolicy, random: Callable[[], float]
 ) -> Written:
-    word = _only_leaf(error)
-    if isinstance(word, Snooze):
-        return SnoozeFor(word.seconds)
-    if isinstance(word, WaitForChildren):
+    leaf = _only_leaf(error)
+    if isinstance(leaf, Snooze):
+        return SnoozeFor(leaf.seconds)
+    if isinstance(leaf, WaitForChildren):
         return AwaitChildren()
-    if isinstance(word, RateLimited):
-        return LimitQueue(word.seconds)
-    if isinstance(word, CancelRequested):
-        return cancelled_by_itself(word)
+    if isinstance(leaf, RateLimited):
+        return LimitQueue(leaf.seconds)
+    if isinstance(leaf, CancelRequested):
+        return cancelled_by_itself(leaf)
     notes: list[str] = []
-    category = _categorize(word, policy, notes)
+    category = _categorize(leaf, policy, notes)
     verdict = _verdict(category, job, policy)
-    delay = _delay(word, job, policy, random, notes) if verdict is None else None
-    if (hint := hint_for(word)) is not None:
+    delay = _delay(leaf, job, policy, random, notes) if verdict is None else None
+    if (hint := hint_for(leaf)) is not None:
         notes.append(hint)
     leave_out_our_frames(error)
     expected = policy.throws is not None and all(
         isinstance(one, policy.throws) for one in leaves(error)
     )
-    failure = Failure(category, reason_of(word), stack_of(error, notes), error, expected)
+    failure = Failure(category, reason_of(leaf), stack_of(error, notes), error, expected)
     if delay is None:
         return Fail(failure, verdict or Verdict.EXHAUSTED)
     return RetryAfter(failure, delay.seconds, delay.remembered)

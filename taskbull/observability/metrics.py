@@ -667,7 +667,7 @@ class Metrics:
         """Record that the worker fetches no more jobs. Some may still be running."""
         self.vitals.running = False
 
-    def pulse(self, lag: float) -> None:
+    def loop_lag(self, lag: float) -> None:
         """Record that the event loop is making progress, with its lag in seconds."""
         self.vitals.moved()
         self._lag.record([lag])

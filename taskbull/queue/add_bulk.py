@@ -265,27 +265,27 @@ class Part:
         self.jobs.extend(jobs)
         self.size += size
 
-    def may_follow(self, former: Part) -> bool:
+    def may_follow(self, previous: Part) -> bool:
         """Return True if the part may be sent while another one is in flight.
 
         Parts with a ticket, and traced parts, are sent alone.
         """
-        return self.ticket is None and former.sequence is not None and former.is_smooth
+        return self.ticket is None and previous.sequence is not None and previous.is_smooth
 
     @property
     def is_smooth(self) -> bool:
         """True if the call has had no problems so far."""
         return self.pending is not None and self.pending.is_smooth
 
-    def begin(self, former: Part | None) -> AnySteps[None]:
+    def begin(self, previous: Part | None) -> AnySteps[None]:
         """Send the jobs. Jobs of the same queue that are in flight are added first."""
         adder, after = self.client.adder, None
         if self.ticket is None and current_tracer() is None:
             self.sequence = adder.sequences.borrow()
-            if former is not None and former.client is self.client:
-                after = former.sequence
+            if previous is not None and previous.client is self.client:
+                after = previous.sequence
         steps = adder.add(self.jobs, self.ticket, self.sequence, after)
-        self.pending = yield Start(steps, None if former is None else former.pending)
+        self.pending = yield Start(steps, None if previous is None else previous.pending)
 
     def end(self, *, given_up: bool = False) -> AnySteps[list[Added] | Unsent]:
         """Return a result for each of the jobs."""
@@ -307,10 +307,10 @@ class FlowPart(Part):
         self._flow = flow
         self._added: list[Added] | Unsent = []
 
-    def may_follow(self, former: Part) -> bool:
+    def may_follow(self, previous: Part) -> bool:
         return False
 
-    def begin(self, former: Part | None) -> AnySteps[None]:
+    def begin(self, previous: Part | None) -> AnySteps[None]:
         self._added = yield from self._flow.send()
 
     def end(self, *, given_up: bool = False) -> AnySteps[list[Added] | Unsent]:

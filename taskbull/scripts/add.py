@@ -183,7 +183,7 @@ def _runs(jobs: Sequence[EncodedJob]) -> tuple[list[list[Any]], list[bytes]]:
     """
     runs: list[list[Any]] = []
     run: list[Any] = [0, 0]
-    former: EncodedJob | None = None
+    previous: EncodedJob | None = None
     form: object = None  # the options of the current run, if its jobs are plain
     stamp, name = 0, ""
     for number, job in enumerate(jobs, 1):
@@ -192,12 +192,12 @@ def _runs(jobs: Sequence[EncodedJob]) -> tuple[list[list[Any]], list[bytes]]:
             run[0] += 1
             continue
         place = job.place or number
-        if former is not None and place == run[0] + run[1] and _are_alike(former, job):
+        if previous is not None and place == run[0] + run[1] and _are_alike(previous, job):
             run[0] += 1
         else:
             run = _run(job, place)
             runs.append(run)
-            former, stamp, name = job, job.timestamp_ms, job.name
+            previous, stamp, name = job, job.timestamp_ms, job.name
             form = job.options if job.is_plain else None
     return runs, [job.data for job in jobs]
 

@@ -453,8 +453,8 @@ def retry_job(
     reset_steps: bool = False,
 ) -> Call[None]:
     """Move a completed or failed job back to the waiting jobs."""
-    former = (queue.job(job_id), _ended(queue, state))
-    keys = (*former, *_waiting_keys(queue), queue.meta, queue.events, queue.marker)
+    previous = (queue.job(job_id), _ended(queue, state))
+    keys = (*previous, *_waiting_keys(queue), queue.meta, queue.events, queue.marker)
     reset_fields = _reset_fields(attempts=reset_attempts, starts=reset_starts)
     args = (job_id, state, reset_fields, int(reset_steps))
     return Call(RETRY_JOB, keys, args, done(queue, job_id))

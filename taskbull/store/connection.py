@@ -273,7 +273,7 @@ class Dialer:
             options.credentials, options.db, options.name, options.primary_only
         )
         self._failures = 0
-        self._former: _PreviousLink | None = None
+        self._previous: _PreviousLink | None = None
         self.endpoint = Endpoint()
         """Endpoint of the last link."""
         self.reason = ""
@@ -363,12 +363,12 @@ class Dialer:
     async def _take_over(self, link: Link, run_id: str) -> None:
         """Ask the server to close the previous link. If forbidden, that link ends by itself."""
         commands = [pack(("CLIENT", "ID"))]
-        former = self._former
-        if former is not None and (former.endpoint, former.run_id) == (self.endpoint, run_id):
-            commands.append(pack(("CLIENT", "KILL", "ID", former.client_id)))
+        previous = self._previous
+        if previous is not None and (previous.endpoint, previous.run_id) == (self.endpoint, run_id):
+            commands.append(pack(("CLIENT", "KILL", "ID", previous.client_id)))
         client_id, *_ = await link.exchange(commands)
         if run_id and isinstance(client_id, int):
-            self._former = _PreviousLink(self.endpoint, run_id, client_id)
+            self._previous = _PreviousLink(self.endpoint, run_id, client_id)
 
 
 async def hang_up(link: Link) -> None:
@@ -652,11 +652,11 @@ class Connection:
         finally:
             self._link = None
             await hang_up(link)
-            former = self._pipeline
+            previous = self._pipeline
             if watch.successor is not None:
                 self._pipeline = watch.pipeline
-                self._pipeline.succeed(former)
-            former.lose(f"Redis at {self.where}: {reason}")
+                self._pipeline.succeed(previous)
+            previous.lose(f"Redis at {self.where}: {reason}")
         return watch.successor
 
 

@@ -197,11 +197,11 @@ class Pipeline:
             self._large.popleft()
         return sum(size for _, size in self._large)
 
-    def succeed(self, former: Pipeline) -> None:
-        """Take over the queued commands of the former pipeline."""
-        self.queued, self.room, self.full = former.queued, former.room, former.full
-        self._queued_bytes = former._queued_bytes
-        former.queued, former.room = deque(), deque()
+    def succeed(self, previous: Pipeline) -> None:
+        """Take over the queued commands of the previous pipeline."""
+        self.queued, self.room, self.full = previous.queued, previous.room, previous.full
+        self._queued_bytes = previous._queued_bytes
+        previous.queued, previous.room = deque(), deque()
 
     def expect(self, waiter: Recipient) -> None:
         """Expect a reply to a command that bypassed the queue."""

@@ -705,13 +705,13 @@ class SyncStore:
                 self._send_first(begun, None if behind is None else behind.pipeline)
         return begun
 
-    def _send_first(self, begun: SyncPendingOperation[Any], former: SyncPipeline | None) -> None:
+    def _send_first(self, begun: SyncPendingOperation[Any], previous: SyncPipeline | None) -> None:
         call, deadline = begun.drive.request(), begun.drive.deadline
         node = self._topology.find(call.key, deadline)
-        if former is None or former.endpoint != node or not former.usable:
-            former = SyncPipeline(self._pool, node, deadline)
-        begun.pipeline, begun.is_smooth = former, True
-        former.send(self._pack(call), deadline)
+        if previous is None or previous.endpoint != node or not previous.usable:
+            previous = SyncPipeline(self._pool, node, deadline)
+        begun.pipeline, begun.is_smooth = previous, True
+        previous.send(self._pack(call), deadline)
 
     def finish(
         self,
@@ -773,7 +773,7 @@ class SyncStore:
             raise
         return read_replies(call, replies, server)
 
-    def whereabouts(self, key: str) -> Endpoint | None:
+    def known_node(self, key: str) -> Endpoint | None:
         """Return the server where `key` was last found, or None if unknown. Does no I/O."""
         return self._topology.known(key)
 

@@ -154,7 +154,7 @@ _SOON = 1.0
 _LONGEST = 5.0
 """Timeout of one renewal in seconds."""
 
-_DOUBTFUL = 0.5
+_FAILING_NODE_TIMEOUT = 0.5
 """Timeout in seconds if the queue's node has just failed. It doubles with each failure."""
 
 _PIECE = 500
@@ -204,7 +204,7 @@ class Heartbeat:
         self._watchdog = watchdog
         self._post = post
         self._over = threading.Event()
-        self._pulses = [
+        self._queues = [
             QueueHeartbeat(context, monotonic() + self._interval) for context in contexts
         ]
         self._due = monotonic() + self._interval  # time of the next renewal of any queue
@@ -230,8 +230,8 @@ class Heartbeat:
     def _tick(self) -> None:
         blocked = self._watchdog.check()
         if blocked:
-            for pulse in self._pulses:
-                pulse.blocked = max(pulse.blocked, blocked)
+            for queue in self._queues:
+                queue.blocked = max(queue.blocked, blocked)
         if monotonic() < self._due:
             return
         if blocked >= self._block_limit:
@@ -251,86 +251,86 @@ class Heartbeat:
         """
         began = monotonic()
         failing = len(self._failing)
-        for pulse in self._due_pulses(began):
-            self._beat(pulse)
+        for queue in self._due_queues(began):
+            self._beat(queue)
             if len(self._failing) > failing or monotonic() - began > _TICK or self._over.is_set():
                 break
-        self._due = min(pulse.due for pulse in self._pulses)
+        self._due = min(queue.due for queue in self._queues)
         self._store.close_stale()  # Threads that wrote progress have left connections behind.
 
-    def _due_pulses(self, now: float) -> list[QueueHeartbeat]:
+    def _due_queues(self, now: float) -> list[QueueHeartbeat]:
         """Return the queues with locks to renew now, in order."""
         due: list[QueueHeartbeat] = []
-        for pulse in self._pulses:
-            if pulse.due <= now:
-                if pulse.context.runs:
-                    due.append(pulse)
+        for queue in self._queues:
+            if queue.due <= now:
+                if queue.context.runs:
+                    due.append(queue)
                 else:
-                    self._succeeded(pulse)
-        return sorted(due, key=lambda one: (self._is_doubtful(one), one.due))
+                    self._succeeded(queue)
+        return sorted(due, key=lambda one: (self._is_node_failing(one), one.due))
 
-    def _is_doubtful(self, pulse: QueueHeartbeat) -> bool:
+    def _is_node_failing(self, queue: QueueHeartbeat) -> bool:
         """Return True if the queue's node is failing: renew it last, with a shorter timeout."""
         if not self._failing:
             return False
-        return (self._store.whereabouts(pulse.context.keys.meta) or pulse.node) in self._failing
+        return (self._store.known_node(queue.context.keys.meta) or queue.node) in self._failing
 
     def _postpone(self, pause: float) -> None:
         now = monotonic()
-        for pulse in self._pulses:
-            pulse.due = max(pulse.due, now + pause)
+        for queue in self._queues:
+            queue.due = max(queue.due, now + pause)
         self._due = now + pause
 
-    def _beat(self, pulse: QueueHeartbeat) -> None:
+    def _beat(self, queue: QueueHeartbeat) -> None:
         began = monotonic()
         limit = min(self._interval, _LONGEST)
-        if self._is_doubtful(pulse):
-            limit = min(limit, _DOUBTFUL * 2.0 ** min(pulse.failures, 10))
-        node = self._store.whereabouts(pulse.context.keys.meta) or pulse.node
-        runs = pulse.context.runs.copy()
+        if self._is_node_failing(queue):
+            limit = min(limit, _FAILING_NODE_TIMEOUT * 2.0 ** min(queue.failures, 10))
+        node = self._store.known_node(queue.context.keys.meta) or queue.node
+        runs = queue.context.runs.copy()
         try:
             for first in range(0, len(runs), _PIECE):
-                self._renew(pulse, runs[first : first + _PIECE], limit)
+                self._renew(queue, runs[first : first + _PIECE], limit)
         except TaskbullError as error:
-            self._failed(pulse, node, began)
-            self._emit(pulse.context, events.HeartbeatFailed, count=len(runs), reason=str(error))
+            self._failed(queue, node, began)
+            self._emit(queue.context, events.HeartbeatFailed, count=len(runs), reason=str(error))
         else:
-            self._succeeded(pulse)
-            pulse.node = node
+            self._succeeded(queue)
+            queue.node = node
 
-    def _failed(self, pulse: QueueHeartbeat, node: Endpoint | None, began: float) -> None:
-        self._forget_failure(pulse)
-        pulse.node = node
+    def _failed(self, queue: QueueHeartbeat, node: Endpoint | None, began: float) -> None:
+        self._forget_failure(queue)
+        queue.node = node
         self._failing[node] += 1
-        pulse.failures += 1
-        if pulse.away_since is None:
-            pulse.away_since = began
-        pulse.due = monotonic() + min(_SOON, self._interval)
+        queue.failures += 1
+        if queue.away_since is None:
+            queue.away_since = began
+        queue.due = monotonic() + min(_SOON, self._interval)
 
-    def _succeeded(self, pulse: QueueHeartbeat) -> None:
-        self._forget_failure(pulse)
-        pulse.failures = 0
-        pulse.away_since = None
-        pulse.blocked = 0.0
-        pulse.due = monotonic() + self._interval
+    def _succeeded(self, queue: QueueHeartbeat) -> None:
+        self._forget_failure(queue)
+        queue.failures = 0
+        queue.away_since = None
+        queue.blocked = 0.0
+        queue.due = monotonic() + self._interval
 
-    def _forget_failure(self, pulse: QueueHeartbeat) -> None:
-        if pulse.failures:
-            self._failing[pulse.node] -= 1
-            if not self._failing[pulse.node]:
-                del self._failing[pulse.node]
+    def _forget_failure(self, queue: QueueHeartbeat) -> None:
+        if queue.failures:
+            self._failing[queue.node] -= 1
+            if not self._failing[queue.node]:
+                del self._failing[queue.node]
 
-    def _renew(self, pulse: QueueHeartbeat, runs: list[Run], limit: float) -> None:
+    def _renew(self, queue: QueueHeartbeat, runs: list[Run], limit: float) -> None:
         began = monotonic()
-        extended = self._extend(pulse.context, runs, limit)
+        extended = self._extend(queue.context, runs, limit)
         lost = extended.lost
         gone = [run for run in runs if run.job.id in lost]
-        outcome = self._loss(pulse, gone)
+        outcome = self._loss(queue, gone)
         for run in runs:
             if run.job.id not in lost:
                 run.renewed = began
         self._emit(
-            pulse.context,
+            queue.context,
             events.LocksRenewed,
             count=len(runs) - len(lost),
             duration=monotonic() - began,
@@ -338,7 +338,7 @@ class Heartbeat:
         for run in runs if extended.cancelled else ():
             self._stop(run, extended.cancelled.get(run.job.id))
         if gone:
-            self._post(lambda: self._revoke(pulse.context, gone, outcome))
+            self._post(lambda: self._revoke(queue.context, gone, outcome))
 
     def _stop(self, run: Run, reason: str | None) -> None:
         """Stop a cancelled job if its stop request was lost."""
@@ -374,13 +374,13 @@ class Heartbeat:
     ) -> None:
         self._post(lambda: context.reporter.emit(kind, *args, **fields))
 
-    def _loss(self, pulse: QueueHeartbeat, gone: list[Run]) -> Discard:
+    def _loss(self, queue: QueueHeartbeat, gone: list[Run]) -> Discard:
         """Return the most likely reason for the lost locks."""
         now = monotonic()
-        if pulse.away_since is not None:
-            return Discard(Loss.REDIS_AWAY, f"{now - pulse.away_since:.1f} s")
-        if pulse.blocked >= self._lock_duration:
-            return Discard(Loss.LOOP_BLOCKED, f"{pulse.blocked:.1f} s")
+        if queue.away_since is not None:
+            return Discard(Loss.REDIS_AWAY, f"{now - queue.away_since:.1f} s")
+        if queue.blocked >= self._lock_duration:
+            return Discard(Loss.LOOP_BLOCKED, f"{queue.blocked:.1f} s")
         late = max((now - run.renewed for run in gone), default=0.0)
         if late >= self._lock_duration:
             return Discard(Loss.NOT_RENEWED, f"{late:.1f} s")

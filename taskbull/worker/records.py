@@ -82,7 +82,7 @@ class FailedAttempts:
 
 logger = logging.getLogger(__name__)
 
-PULSE = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between checks of the event loop and of the records that are due."""
 
 BUSY, IDLE, ERRORS = 5.0, 25.0, 10.0
@@ -90,7 +90,7 @@ BUSY, IDLE, ERRORS = 5.0, 25.0, 10.0
 
 _PAUSE_PER_QUEUE = 0.005
 """Seconds between checks per queue of the worker, up to `BUSY`. With 200 queues or fewer, every
-pulse checks all of them."""
+check covers all of them."""
 
 _WRITE_TIMEOUT = 5.0
 """Timeout of one write in seconds."""
@@ -134,7 +134,7 @@ class Recorder:
                         was_quiet = is_quiet
                         looks_at = current_time() + min(BUSY, len(self._pages) * _PAUSE_PER_QUEUE)
                         await self._write(stopping=shutdown.begun)
-                    due = current_time() + PULSE
+                    due = current_time() + CHECK_INTERVAL
                     await sleep_until(due)
                     self._lags.append(current_time() - due)
         finally:
@@ -346,7 +346,7 @@ class Sampler:
             sink.begin(self._worker_id, circuits, running, self._block_limit, self._tasks)
         try:
             async with create_task_group() as tasks:
-                tasks.start_soon(self._pulse)
+                tasks.start_soon(self._report_load)
                 for context in self._contexts:
                     tasks.start_soon(self._sample, context)
                 await shutdown.wait()
@@ -363,10 +363,10 @@ class Sampler:
         """Seconds between samples of a queue."""
         return max(SAMPLING, len(self._contexts) * PAUSE_PER_QUEUE)
 
-    async def _pulse(self) -> None:
+    async def _report_load(self) -> None:
         threads = self._threads
         while True:
-            due = current_time() + PULSE
+            due = current_time() + CHECK_INTERVAL
             for sink in self._sinks:
                 sink.threads(
                     self._worker_id,
@@ -385,7 +385,7 @@ class Sampler:
                 # Otherwise long-running jobs would be counted late.
                 context.reporter.count_started()
             for sink in self._sinks:
-                sink.pulse(current_time() - due)
+                sink.loop_lag(current_time() - due)
 
     async def _sample(self, context: QueueContext) -> None:
         while True:

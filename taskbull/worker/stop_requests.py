@@ -3,7 +3,7 @@
 There is one reader per server. It waits on its own connection until everything is flushed. A job
 can be cancelled even while its worker stops or has no free slot. A lost connection loses no
 request, because the reader continues after the last request that it has read. The first read starts
-with the oldest request. A request names the job's lock, so requests for former workers have no
+with the oldest request. A request names the job's lock, so requests for previous workers have no
 effect. If a request does not arrive, the next heartbeat finds the cancellation.
 """
 

@@ -355,7 +355,7 @@ class Worker:
             logger.info("Worker %s fetches jobs again", self.id)
 
     def _on_quiet(self, consumer: Consumer, request: QuietRequest) -> None:
-        # A former worker with the same id may have left requests.
+        # A previous worker with the same id may have left requests.
         started = str(consumer.context.started_ms)
         if (request.worker_id, request.started) == (self.id, started):
             self._set_quiet([consumer], is_quiet=request.is_quiet)

@@ -47,7 +47,7 @@ def expressions() -> list[str]:
 
 async def real_scrape(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> Scrape:
     """Scrape a worker of which everything can be seen."""
-    monkeypatch.setattr(records, "PULSE", 0.02)
+    monkeypatch.setattr(records, "CHECK_INTERVAL", 0.02)
     release = Event()
 
     async def handler(job: Any) -> None:

@@ -424,7 +424,7 @@ async def test_a_lost_redis_is_seen_and_only_readiness_ends(
 async def test_threads_and_the_lag_of_the_loop_are_measured(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "PULSE", 0.02)
+    monkeypatch.setattr(records, "CHECK_INTERVAL", 0.02)
     release = threading.Event()
 
     def hold(_: Any) -> None:
@@ -449,7 +449,7 @@ async def test_threads_and_the_lag_of_the_loop_are_measured(
 async def test_a_loop_that_hangs_is_not_alive(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "PULSE", 0.02)
+    monkeypatch.setattr(records, "CHECK_INTERVAL", 0.02)
     seen: list[tuple[int, str]] = []
     urls: list[str] = []
 
@@ -591,7 +591,7 @@ def test_only_jobs_that_were_started_are_running() -> None:
 async def test_a_job_that_runs_for_long_has_its_wait_counted_before_it_ends(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "PULSE", 0.02)
+    monkeypatch.setattr(records, "CHECK_INTERVAL", 0.02)
     release = Event()
 
     async def hold(_: Any) -> None:

@@ -74,8 +74,8 @@ async def calls_of_a_round(url: str, prefix: str, queues: int) -> Counter[str]:
         watchdog = Watchdog(posted.append, reporter, "w")
         beat = Heartbeat(contexts, sync_store, WorkerOptions(), watchdog, posted.append)
         beat._due = 0.0
-        for pulse in beat._pulses:
-            pulse.due = 0.0
+        for queue in beat._queues:
+            queue.due = 0.0
         calls: Counter[str] = Counter()
 
         def count(frame: FrameType, event: str, _: Any) -> None:

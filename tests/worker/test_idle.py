@@ -71,7 +71,7 @@ def test_with_the_defaults_that_is_less_than_one_command_in_two_seconds() -> Non
 async def test_an_idle_worker_renews_its_record_seldom(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "PULSE", PERIOD / 10)
+    monkeypatch.setattr(records, "CHECK_INTERVAL", PERIOD / 10)
     async with bed.worker(echo, drain_delay=PERIOD, worker_id="w1").running():
         await until(lambda: executed(bed.admin)["set"] >= 1)
         monkeypatch.setattr(records, "IDLE", 3600)  # else a slow machine may come to it
@@ -83,7 +83,7 @@ async def test_a_record_is_renewed_before_it_expires(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 2 * records.IDLE < RECORD_LIFE_MS / 1000
-    monkeypatch.setattr(records, "PULSE", PERIOD / 10)
+    monkeypatch.setattr(records, "CHECK_INTERVAL", PERIOD / 10)
     monkeypatch.setattr(records, "IDLE", PERIOD)
     async with bed.worker(echo, drain_delay=PERIOD, worker_id="w1").running():
         await until(lambda: executed(bed.admin)["set"] >= 3)

@@ -89,7 +89,7 @@ async def test_one_that_is_stopping_says_so_at_once(bed: WorkerBed) -> None:
 
 
 async def test_an_open_circuit_is_told(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "PULSE", 0.02)
+    monkeypatch.setattr(records, "CHECK_INTERVAL", 0.02)
     monkeypatch.setattr(records, "BUSY", 0.02)
     await bed.queue.add("send", attempts=1)
     breaker = CircuitBreaker(threshold=1, duration=60)
