@@ -51,6 +51,13 @@ def _named(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
+@pytest.fixture(autouse=True)
+def whole_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first page wait until all queues are found, also on a busy machine."""
+    for module in ("queue_line", "state"):
+        monkeypatch.setattr(f"taskbull.dashboard.{module}._SEARCH_SECONDS", 60.0)
+
+
 @pytest.fixture
 def make_queue(server: Reachable, prefix: str) -> Iterator[MakeQueue]:
     made: list[SyncQueue] = []
