@@ -214,7 +214,7 @@ def _class_in(stack: str) -> str | None:
 def _lines_of_group(lines: list[str]) -> list[str]:
     """Return the lines that begin with a group's class, or with that of its only member."""
     members = {at: match[1] for at, line in enumerate(lines) if (match := _MEMBER.fullmatch(line))}
-    has_one = set(members.values()) == {"1"}  # The member may be a group with one member, too.
+    has_one = set(members.values()) == {"1"}  # Or the member is such a group.
     texts = [line.lstrip()[2:] for line in lines]  # Each line begins with a vertical bar.
     if has_one:
         texts = texts[max(members) + 1 :]
