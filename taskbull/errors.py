@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -191,6 +192,35 @@ class InvalidArguments(TaskbullError, TypeError, ValueError):
 
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_GROUP: Final = f"  + Exception Group {_TRACEBACK}"
+_MEMBER: Final = re.compile(r" +\+(?:-\+)?-+ (\d+|\.\.\.) -+")
+
+
+def _class_in(stack: str) -> str | None:
+    """Return the class of the error that a stack trace ends with, if it is one."""
+    lines = stack.splitlines()
+    starts = [number for number, line in enumerate(lines) if line in {_TRACEBACK, _GROUP}]
+    if starts and lines[starts[-1]] == _GROUP:
+        lines = _lines_of_group(lines[starts[-1] + 1 :])
+    elif starts:
+        lines = lines[starts[-1] + 1 :]
+    elif not any(line.startswith("    at ") for line in lines):
+        return None
+    names = (line.partition(":")[0] for line in lines if not line.startswith(" "))
+    name = next(names, "")
+    return name if name and not any(each.isspace() for each in name) else None
+
+
+def _lines_of_group(lines: list[str]) -> list[str]:
+    """Return the lines that begin with a group's class, or with that of its only member."""
+    members = {at: match[1] for at, line in enumerate(lines) if (match := _MEMBER.fullmatch(line))}
+    has_one = set(members.values()) == {"1"}  # Or the member is such a group.
+    texts = [line.lstrip()[2:] for line in lines]  # Each line begins with a vertical bar.
+    if has_one:
+        texts = texts[max(members) + 1 :]
+        if _TRACEBACK in texts:
+            texts = texts[len(texts) - texts[::-1].index(_TRACEBACK) :]
+    return texts
 
 
 class JobFailed(TaskbullError):
@@ -209,16 +239,10 @@ class JobFailed(TaskbullError):
         """Class of the last error, such as `shop.cart.CartError`, or None if it is unknown.
 
         It is read from the last stack trace, which Python and Node write. A job that did not raise,
-        for example because it expired, has none.
+        for example because it expired, has none. An exception group with one error has that
+        error's class.
         """
-        lines = self.stacktrace[-1].splitlines() if self.stacktrace else []
-        starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
-        if starts:
-            lines = [line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")]
-        elif not any(line.startswith("    at ") for line in lines):
-            return None
-        name = lines[0].partition(":")[0] if lines else ""
-        return name if name and not any(each.isspace() for each in name) else None
+        return _class_in(self.stacktrace[-1]) if self.stacktrace else None
 
     def __init__(
         self,

@@ -643,6 +643,8 @@ _OTHER_LOOP: Final = {
     "there is no current event loop": "asyncio",
     "'nonetype' object has no attribute 'create_future'": "asyncio",
     "trio got unexpected": "asyncio",
+    "trio.run received unrecognized yield": "asyncio",
+    "task got bad yield: <class 'trio": "trio",
 }
 """Event loop that a function needs, by the error that it raises in another event loop."""
 

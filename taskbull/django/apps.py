@@ -21,11 +21,14 @@ from taskbull.app.group import EVERYWHERE
 from taskbull.app.producer import Producer
 from taskbull.django.connections import (
     CommitTransactions,
+    async_connections,
     async_database_connections,
     database_connections,
     project_rule,
+    thread_connections,
 )
 from taskbull.errors import ConfigurationError, TaskbullError
+from taskbull.worker.hooks import AROUND_ASYNC_HOOKS, AROUND_HOOKS
 
 BACKEND = "taskbull.django.TaskbullBackend"
 TAG = "taskbull"
@@ -42,6 +45,8 @@ class TaskbullConfig(AppConfig):
         """Manage connections, enqueue on commit, register checks, and import all `tasks.py`."""
         EVERYWHERE.add(database_connections)
         EVERYWHERE.add(async_database_connections)
+        AROUND_HOOKS.append(thread_connections)
+        AROUND_ASYNC_HOOKS.append(async_connections)
         Producer.transactions = CommitTransactions()
         checks.register(check_settings, TAG)
         checks.register(check_servers, TAG, deploy=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias, cast
 
 from anyio import CancelScope
@@ -35,11 +36,8 @@ def database_connections(job: RunningJob, call_next: Callable[[RunningJob], Any]
     """
     if job.worker_id == WORKER_ID:
         return call_next(job)
-    close_old_connections()
-    try:
+    with thread_connections():
         return call_next(job)
-    finally:
-        close_old_connections()
 
 
 async def async_database_connections(
@@ -50,11 +48,31 @@ async def async_database_connections(
     Django's async queries run in the thread of the context. Without this, all async jobs of a
     worker would share one thread and its connections.
     """
-    if job.worker_id == WORKER_ID or not on_asyncio():
+    if job.worker_id == WORKER_ID:
         return await call_next(job)
+    async with async_connections():
+        return await call_next(job)
+
+
+@contextmanager
+def thread_connections() -> Generator[None]:
+    """Close broken or expired connections of this thread before and after the block."""
+    close_old_connections()
+    try:
+        yield
+    finally:
+        close_old_connections()
+
+
+@asynccontextmanager
+async def async_connections() -> AsyncGenerator[None]:
+    """Give Django's async queries in the block a thread, and close its connections afterward."""
+    if not on_asyncio():
+        yield
+        return
     async with ThreadSensitiveContext() as context:
         try:
-            return await call_next(job)
+            yield
         finally:
             if context in SyncToAsync.context_to_thread_executor:  # The job has used the thread.
                 with CancelScope(shield=True):

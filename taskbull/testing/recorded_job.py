@@ -14,6 +14,7 @@ from taskbull.core.options import JobOptions, OnFailure
 from taskbull.core.outcome import (
     Cancelled,
     Complete,
+    Fail,
     Failure,
     Outcome,
     cancel_reason,
@@ -96,6 +97,8 @@ class RecordedJob:
         """The field in `steps` of the wait that the job is in, or `None`."""
         self.deferred_failure: str | None = None
         """The reason why the job will fail without being run, if any."""
+        self.unreported: Fail | None = None
+        """The outcome of a job that was cancelled before it ran, until its hooks have run."""
 
     def wall_ms(self, now: float) -> int:
         """Convert virtual time to milliseconds since 1970, counted from when the job was added."""
@@ -358,7 +361,8 @@ def cancel(job: RecordedJob, reason: str, now: float) -> Cancelled:
         return Cancelled.TOO_LATE
     if job.state is JobState.UNKNOWN:
         raise JobNotFound(job.queue, job.id)
-    job.failure = cancelled(reason).failure
+    job.unreported = cancelled(reason)
+    job.failure = job.unreported.failure
     job.state = JobState.FAILED
     tell_parent(job, now)
     cancel_children(job, now)

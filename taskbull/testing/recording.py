@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count, islice
 from typing import Any, Literal, TypeVar, assert_never
 
@@ -71,7 +72,7 @@ from taskbull.testing.recorded_job import (
 )
 from taskbull.testing.stage import Given, Stage, VirtualSchedule, open_resources, stage_for
 from taskbull.worker.attempt import Route
-from taskbull.worker.hooks import Call, log_failure, task_hook
+from taskbull.worker.hooks import Args, log_failure, task_hook
 from taskbull.worker.running_job import RunningJob
 
 _NOTHING = object()
@@ -346,6 +347,7 @@ class Box:
             key = (handle.queue, handle.id)
             job = next(one for one in self.jobs if (one.queue, one.id) == key)
             if job.state is JobState.FAILED:
+                job = next(_failed_children(job))
                 raise failure_of(job) if job.failure is None else job.failure.error
 
     def _record(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
@@ -610,22 +612,30 @@ class Box:
 
     def _run(self, turns: Iterable[list[RecordedJob]], backend: str) -> None:
         with stage_for(self._app, self._given, self._time, self._resolve, backend) as stage:
+
+            def call_hooks(ended: events.Ended | None = None) -> None:
+                for event, hook, args in self._hooks(ended):
+                    with _logged(hook, event):
+                        stage.call_hook(hook, args())
+
+            call_hooks()
             for jobs in turns:
                 for job, outcome in zip(jobs, stage.run(jobs), strict=True):
-                    event = self._settle(job, outcome)
-                    for hook, args in self._hooks(event):
-                        with _logged(hook, event):
-                            stage.call_hook(hook, args())
+                    call_hooks(self._settle(job, outcome))
 
     async def _arun(self, turns: Iterable[list[RecordedJob]]) -> None:
         async with open_resources(self._app, self._given) as resources_of:
             stage = Stage(resources_of, self._time, self._resolve)
+
+            async def call_hooks(ended: events.Ended | None = None) -> None:
+                for event, hook, args in self._hooks(ended):
+                    with _logged(hook, event):
+                        await stage.acall_hook(hook, args())
+
+            await call_hooks()
             for jobs in turns:
                 for job, outcome in zip(jobs, await stage.arun(jobs), strict=True):
-                    event = self._settle(job, outcome)
-                    for hook, args in self._hooks(event):
-                        with _logged(hook, event):
-                            await stage.acall_hook(hook, args())
+                    await call_hooks(self._settle(job, outcome))
 
     def _put(self, job: RecordedJob) -> JobHandle[Any]:
         standing = self._standing_for(job)
@@ -730,13 +740,27 @@ class Box:
     def _at(self, seconds: float) -> datetime:
         return self._began + timedelta(seconds=seconds)
 
-    def _hooks(self, event: events.Ended | None) -> list[Call]:
-        """Return the listeners and the task's hook for the end of a job."""
-        if event is None:
-            return []
-        found: list[Call] = [(one, lambda: (event,)) for one in listeners_of(self._app, event)]
-        own = task_hook(self._app.tasks, event)
-        return found if own is None else [*found, own]
+    def _hooks(
+        self, ended: events.Ended | None
+    ) -> Iterator[tuple[events.Ended, Callable[..., Any], Callable[[], Args]]]:
+        """Yield the listeners and hooks for a job that has ended, and for cancelled jobs."""
+        waiting = deque([] if ended is None else [ended])
+        while True:
+            waiting += self._cancelled()
+            if not waiting:
+                return
+            event = waiting.popleft()
+            for listener in listeners_of(self._app, event):
+                yield event, listener, partial(_only, event)
+            if (own := task_hook(self._app.tasks, event)) is not None:
+                yield event, *own
+
+    def _cancelled(self) -> Iterator[events.Ended]:
+        """Yield the events of jobs that were cancelled before they ran, each once."""
+        for job in self.jobs:
+            if (outcome := job.unreported) is not None:
+                job.unreported = None
+                yield ended_event(job, outcome)
 
     def _settle(self, job: RecordedJob, outcome: Outcome) -> events.Ended | None:
         """Apply an outcome. Return the event if the job has ended."""
@@ -837,18 +861,30 @@ def recorded(
         yield box
 
 
+def _failed_children(job: RecordedJob) -> Iterator[RecordedJob]:
+    """Yield the jobs whose errors made a job fail, those that a flow began with first."""
+    if job.deferred_failure is not None:
+        for child in job.children:
+            if child.state is JobState.FAILED and child.on_failure == "fail":
+                yield from _failed_children(child)
+    yield job
+
+
+def _only(event: events.Ended) -> Args:
+    return (event,)
+
+
 @contextmanager
-def _logged(hook: Callable[..., Any], event: events.Ended | None) -> Generator[None]:
+def _logged(hook: Callable[..., Any], event: events.Ended) -> Generator[None]:
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - user code may raise anything
-        if event is not None:
-            log_failure(hook, event, error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
+        log_failure(hook, event, error)
 
 
 def ended_event(job: RecordedJob, outcome: Outcome) -> events.Ended:
     """Return the event that a worker would emit for a job that has ended."""
-    stored = replace(job.as_job(), attempts_made=job.attempts, attempt_over=True)
+    stored = replace(job.as_job(), attempts_made=job.attempts, attempt_over=job.attempts > 0)
     kind = events.event_class_for(outcome.kind)
     return kind(WORKER_ID, job.queue, job=stored, duration=0.0, outcome=outcome)
 
@@ -867,6 +903,7 @@ class InlineJobs:
         self._inline: Literal[True, "raise"] = "raise" if raises else True
         self._numbers = count(1)
         self._kept: OrderedDict[tuple[str, str], JobHandle[Any]] = OrderedDict()
+        self._boxes: list[Box] = []
 
     def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
         """Run jobs and return their handles in order."""
@@ -889,15 +926,20 @@ class InlineJobs:
             return await box.aadd(queue, jobs)
 
     def find(self, queue: str, job_id: str) -> JobHandle[Any] | None:
-        """Return the handle of one of the last 1,000 jobs, or None."""
+        """Return the handle of a running job or one of the last 1,000, or None."""
+        for box in [*self._boxes]:
+            if (handle := box.find(queue, job_id)) is not None:
+                return handle
         return self._kept.get((queue, job_id))
 
     @contextmanager
     def _box(self) -> Generator[Box]:
         box = Box(self._app, inline=self._inline, numbers=self._numbers)
+        self._boxes.append(box)
         try:
             yield box
         finally:
+            self._boxes.remove(box)
             for job in box.jobs:
                 handle = box.find(job.queue, job.id)
                 if handle is not None:

@@ -88,7 +88,7 @@ async def _perform(call: BatchCall) -> None:
     token = enter_batch(batch.jobs)
     try:
         results = await call.members[0].perform(batch, call.timeout)
-    except Exception as error:  # noqa: BLE001 - the task's code may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the task's code may raise anything
         call.end(None, error)
     else:
         call.end(results)
@@ -266,12 +266,15 @@ class Stage:
         )
         executor = Executor(environment, self._resolve, threads=threads, batches=batches)
         with _running(recorded) as run:
-            if threads is None:  # Without threads there is no event loop, so no cancel scope.
-                with job_thread():
-                    return _heeding(run, await executor.attempt(run))
-            enter_slot()
-            with CancelScope() as scope:
-                return _heeding(run, await executor.attempt(run, scope))
+            try:
+                if threads is None:  # Without threads there is no event loop, so no cancel scope.
+                    with job_thread():
+                        return _heeding(run, await executor.attempt(run))
+                enter_slot()
+                with CancelScope() as scope:
+                    return _heeding(run, await executor.attempt(run, scope))
+            except SystemExit as error:  # Others, such as `pytest.fail`, end the test.
+                return _heeding(run, executor.decider.raised(run, error))
             return run.stopped()  # The scope was cancelled.
 
     def _is_plain(self, recorded: RecordedJob) -> bool:

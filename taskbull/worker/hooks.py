@@ -9,7 +9,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    suppress,
+)
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from anyio import Event, create_task_group, move_on_after
@@ -24,11 +30,18 @@ from taskbull.observability.logs import cut
 from taskbull.scripts.change import register_hooks, take_ended
 from taskbull.scripts.read import get_job
 from taskbull.worker.context import QueueContext
+from taskbull.worker.run import ends_the_slot
 from taskbull.worker.threads import ThreadPool
 
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=events.Event)
+
+AROUND_HOOKS: list[Callable[[], AbstractContextManager[object]]] = []
+"""Context managers around each plain hook, in its thread. A framework such as Django adds them."""
+
+AROUND_ASYNC_HOOKS: list[Callable[[], AbstractAsyncContextManager[object]]] = []
+"""Context managers around each async hook."""
 
 AT_ONCE = 10
 """Number of hooks that run concurrently."""
@@ -84,17 +97,18 @@ def task_hook(tasks: Mapping[str, Hooked], event: events.Ended) -> Call | None:
     return None
 
 
-def log_failure(hook: Callable[..., Any], event: events.Event, error: Exception) -> None:
-    """Log the exception of a hook, with the job."""
+def log_failure(hook: Callable[..., Any], event: events.Event, error: BaseException) -> None:
+    """Log the exception of a hook, with the job. Ignore a log filter that raises."""
     job = event.job if isinstance(event, events.JobEvent) else None
-    logger.error(
-        "Hook %s failed for job %s (%s) in queue %s",
-        getattr(hook, "__qualname__", hook),
-        "-" if job is None else cut(job.id),
-        type(event).__name__ if job is None else cut(job.name),
-        event.queue,
-        exc_info=error,
-    )
+    with suppress(BaseException):
+        logger.error(
+            "Hook %s failed for job %s (%s) in queue %s",
+            getattr(hook, "__qualname__", hook),
+            "-" if job is None else cut(job.id),
+            type(event).__name__ if job is None else cut(job.name),
+            event.queue,
+            exc_info=error,
+        )
 
 
 class Hooks:
@@ -196,15 +210,27 @@ class Hooks:
     ) -> None:
         try:
             if events.is_async(function):
-                await function(*args())
+                async with AsyncExitStack() as around:
+                    for enter in AROUND_ASYNC_HOOKS:
+                        await around.enter_async_context(enter())
+                    await function(*args())
             else:
-                await threads.run(function, *args())
-        except Exception as error:  # noqa: BLE001 - user code may raise anything
+                await threads.run(_call_plain, function, args())
+        except BaseException as error:
+            if ends_the_slot(error):
+                raise
             log_failure(function, event, error)
         finally:
             self._active -= 1
             if self._changed is not None:
                 self._changed.set()
+
+
+def _call_plain(function: Callable[..., Any], args: Args) -> None:
+    with ExitStack() as around:
+        for enter in AROUND_HOOKS:
+            around.enter_context(enter())
+        function(*args)
 
 
 async def _report_ended(context: QueueContext) -> None:

@@ -158,6 +158,45 @@ async def test_an_error_in_a_hook_is_logged_with_the_job(
     assert "no database" in (line.exc_text or "")
 
 
+@pytest.mark.everywhere
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, BaseException])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_no_exception_of_a_hook_ends_the_worker(
+    app: App, caplog: pytest.LogCaptureFixture, error: type[BaseException], is_async: bool
+) -> None:
+    calls = Calls()
+
+    def fail(job: Job, result: int) -> None:
+        calls.add(result)
+        raise error("no database")
+
+    async def fail_later(job: Job, result: int) -> None:
+        fail(job, result)
+
+    @app.task(on_success=fail_later if is_async else fail)
+    def work(number: int) -> int:
+        return number
+
+    def refuse(record: logging.LogRecord) -> bool:
+        if "2" in record.getMessage():
+            raise LookupError("a filter of the application")
+        return True
+
+    hooks = logging.getLogger("taskbull.worker.hooks")
+    hooks.addFilter(refuse)
+    try:
+        with fail_after(LIMIT):
+            async with app.worker().running():
+                for number in range(3):
+                    await work.options(job_id=f"n{number}").adelay(number)
+                    assert await calls.take(1) == [(number,)]
+    finally:
+        hooks.removeFilter(refuse)
+    lines = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert len(lines) == 2
+    assert all("no database" in (line.exc_text or "") for line in lines)
+
+
 async def test_a_stopping_worker_waits_for_hooks(app: App) -> None:
     entered, leave = threading.Event(), threading.Event()
 

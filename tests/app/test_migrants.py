@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
@@ -47,6 +48,7 @@ from taskbull import (
     from_child,
     from_children,
 )
+from taskbull.core.outcome import stack_of
 from taskbull.errors import ConfigurationError, SerializationError
 from taskbull.testing import recorded
 
@@ -290,6 +292,41 @@ async def test_the_class_of_a_failed_result(app: App) -> None:
 def test_the_class_of_an_error_in_a_stack(stack: str, kind: str | None) -> None:
     assert JobFailed("q", "1", "reason", [stack]).error_type == kind
     assert JobFailed("q", "1", "reason").error_type is None
+
+
+X = TypeVar("X", bound=Exception)
+
+
+def _grouped(*errors: Exception) -> ExceptionGroup[Exception]:
+    return _raised(ExceptionGroup("several\nx: y", errors))
+
+
+def _raised(error: X) -> X:
+    with suppress(Exception):
+        raise error
+    return error
+
+
+def _chained(error: X) -> X:
+    error.__context__ = _raised(KeyError("first"))
+    return _raised(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (_grouped(OSError("x\nq: z")), "OSError"),
+        (_grouped(_chained(OSError("x"))), "OSError"),
+        (_grouped(_grouped(_raised(JobFailed("q", "1", "r")))), "taskbull.errors.JobFailed"),
+        (_grouped(_raised(OSError()), ValueError()), "ExceptionGroup"),
+        (_grouped(_grouped(OSError(), ValueError())), "ExceptionGroup"),
+        (_grouped(*[OSError()] * 20), "ExceptionGroup"),
+        (_chained(_grouped(OSError("x"))), "OSError"),
+        (_chained(_grouped(OSError("x"), KeyError("y"))), "ExceptionGroup"),
+    ],
+)
+def test_the_class_of_an_exception_group(error: Exception, kind: str) -> None:
+    assert JobFailed("q", "1", "reason", [stack_of(error)]).error_type == kind
 
 
 async def test_registries_requeue_and_workers(app: App) -> None:

@@ -193,6 +193,14 @@ async def _wait_with_asyncio(_: Any) -> None:
     await asyncio.Event().wait()
 
 
+async def _yield_to_trio(_: Any) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def _yield_to_asyncio(_: Any) -> None:
+    await asyncio.sleep(0)
+
+
 # users-4: "no running event loop" and its like did not say what to do.
 @pytest.mark.parametrize(
     ("handler", "backend"),
@@ -200,6 +208,8 @@ async def _wait_with_asyncio(_: Any) -> None:
         (_sleep_with_trio, "trio"),
         (_sleep_with_asyncio, "asyncio"),
         (_wait_with_asyncio, "asyncio"),
+        (_yield_to_trio, "trio"),
+        (_yield_to_asyncio, "asyncio"),
     ],
 )
 async def test_a_task_for_the_other_event_loop_fails_with_a_word_about_it(

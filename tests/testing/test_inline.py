@@ -196,6 +196,84 @@ async def test_hooks_run_in_a_box() -> None:
     assert calls == expected
 
 
+def test_hooks_run_for_jobs_that_are_cancelled_in_a_box() -> None:
+    calls: list[Any] = []
+    app = App("shop", redis=NOWHERE)
+
+    def failed(job: Job, failure: Failure) -> None:
+        calls.append((job.data["number"], failure.reason))
+        if job.data["number"] == 1:
+            work.delay(5)
+
+    @app.task(on_failure=failed)
+    def work(number: int) -> None:
+        if number == 3:
+            others[0].cancel("by a job")
+
+    app.on(events.Failed)(lambda event: calls.append((event.job.id, event.job.attempt_over)))
+    with recorded(app) as box:
+        parent = work.options(job_id="p").after(work.options(job_id="c").job(2)).delay(0)
+        parent.cancel()
+        work.options(job_id="x", delay=60).delay(1).cancel("too late")
+        box.run()
+        assert {("c", False), ("p", False), ("x", False)} <= set(calls)
+        assert (1, "cancelled: too late") in calls
+        assert [one.state for one in box.of(work) if one.data == {"number": 5}] == ["completed"]
+        calls.clear()
+        others = [work.options(delay=9).delay(4)]
+        work.delay(3)
+        box.run()
+        box.run()
+    assert [one for one in calls if one[0] == 4] == [(4, "cancelled: by a job")]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_task_that_exits_fails_its_job(is_async: bool, is_batch: bool) -> None:
+    app = App("shop", redis=NOWHERE, attempts=1)
+
+    def leave(number: list[int]) -> list[int]:
+        raise SystemExit(3)
+
+    async def leave_later(number: list[int]) -> list[int]:
+        raise SystemExit(3)
+
+    function = leave_later if is_async else leave
+    work = app.batch_task(size=2)(function) if is_batch else app.task(function)
+    number: Any = 1 if is_batch else [1]
+    with recorded(app) as box:
+        job = await work.adelay(number)
+        await anyio.to_thread.run_sync(lambda: box.run(check=False))
+        with pytest.raises(JobFailed, match="SystemExit: 3"):
+            job.result()
+        job = await work.adelay(number)
+        await box.arun(check=False)
+        with pytest.raises(JobFailed, match="SystemExit: 3"):
+            job.result()
+
+
+def test_the_error_of_a_child_is_raised() -> None:
+    shop = Shop(inline="raise")
+    flow = shop.plus.after(shop.double.after(shop.flaky.job(9)).job(2)).job()
+    with pytest.raises(KeyError):
+        shop.app.enqueue([shop.double.job(1), flow])
+
+
+def test_a_job_that_runs_inline_finds_itself_and_its_parent() -> None:
+    app = App("shop", redis=NOWHERE, inline=True)
+
+    @app.task
+    def outer() -> str:
+        return inner.delay(current_job().ref).result()
+
+    @app.task
+    def inner(parent: str) -> str:
+        current_job().log("here")
+        return f"{app.job(parent).info().name} {app.job(current_job().ref).logs().lines}"
+
+    assert outer.delay().result() == "outer ['here']"
+
+
 @pytest.mark.parametrize(("text", "is_inline"), [("1", True), ("true", True), ("0", False)])
 def test_the_environment_chooses_the_mode(
     monkeypatch: pytest.MonkeyPatch, text: str, is_inline: bool

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import django
 import pytest
-from anyio import fail_after
+from anyio import fail_after, to_thread
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import connection
 
-from taskbull import App, JobFailed
+from taskbull import App, JobFailed, events
 from taskbull.django import database_connections
+from taskbull.django.connections import async_connections, thread_connections
+from taskbull.worker import hooks
 from taskbull.worker.running_job import RunningJob
 from tests.servers.kinds import KINDS, SharedServers
 
@@ -104,3 +109,34 @@ async def test_connections_that_are_still_good_are_kept_from_job_to_job(app: App
                 await (await task.adelay()).aresult()
     assert len(used) == 2
     assert used[0] is used[1]
+
+
+async def test_connections_are_closed_around_hooks_too(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "AROUND_HOOKS", [thread_connections])  # As the installed app does.
+    monkeypatch.setattr(hooks, "AROUND_ASYNC_HOOKS", [async_connections])
+    monkeypatch.setattr(hooks, "AT_ONCE", 1)  # All hooks share one thread.
+    seen: SimpleQueue[tuple[str, bool]] = SimpleQueue()
+
+    def hook(how: str) -> None:
+        was_open = is_open()
+        query()
+        grow_old()
+        seen.put((how, was_open))
+        raise LookupError(how)
+
+    async def hook_later(event: events.Started) -> None:
+        await sync_to_async(hook)("async")
+
+    @app.task(on_success=lambda job, result: hook("plain"))
+    def work() -> None: ...
+
+    app.on(events.Started)(hook_later)
+    get = partial(seen.get, timeout=LIMIT)
+    with fail_after(LIMIT):
+        async with app.worker().running():
+            for _ in range(2):
+                await work.adelay()
+                found = [await to_thread.run_sync(get) for _ in range(2)]
+                assert set(found) == {("plain", False), ("async", False)}
