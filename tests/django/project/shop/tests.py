@@ -229,6 +229,23 @@ class Committed(TransactionTestCase):
         self.assertEqual(job.state(), JobState.WAITING)
         self.assertEqual(tasks.confirm.get_result(result.id).status, READY)
 
+    def test_a_result_equals_what_is_stored(self) -> None:
+        results = [tasks.confirm.enqueue(1, by="me"), asyncio.run(tasks.confirm.aenqueue(2))]
+        with transaction.atomic():
+            results.append(tasks.confirm.enqueue(3))
+        for result in results:
+            self.assertEqual(result, tasks.confirm.get_result(result.id))
+
+    def test_the_result_of_a_duplicate_is_that_of_the_first_job(self) -> None:
+        options = {**settings.TASKS["default"]["OPTIONS"], "dedup": "one"}
+        with override_settings(TASKS=entry(OPTIONS=options)):
+            first = tasks.confirm.enqueue(1)
+            self.assertEqual(tasks.confirm.enqueue(1).id, first.id)
+            with transaction.atomic():
+                second = tasks.confirm.enqueue(1)
+                self.assertNotEqual(second.id, first.id)
+            self.assertEqual(second.id, first.id)
+
     def test_enqueue_can_ignore_transactions(self) -> None:
         with transaction.atomic():
             result = tasks.flaky.enqueue(1)
@@ -331,6 +348,12 @@ class Checks(SimpleTestCase):
             ("TASKS", wrong_url, ["E001"]),
             ("TASKS", entry(OPTIONS={"reddis": "redis://localhost"}), ["E001", "W003"]),
             ("TASKS", entry(QUEUES=["a:b"]), ["E001"]),
+            ("TASKS", entry(QUEUES="default"), ["E001"]),
+            ("TASKS", entry(QUEUES=None), ["E001"]),
+            ("TASKS", entry(OPTIONS=None), ["E001"]),
+            ("TASKS", entry(OPTIONS={"redis": settings.REDIS, "name": "shop"}), ["E001"]),
+            ("TASKS", {"default": None}, ["E001"]),
+            ("TASKS", None, ["E001"]),
             ("TASKS", entry(ENQUEUE_ON_COMMIT="nowhere"), ["E001"]),
             ("TASKS", entry(REDIS="redis://localhost"), ["W002"]),
             ("TASKS", entry(OPTIONS={}), ["W003"]),
