@@ -214,11 +214,14 @@ class TaskbullBackend(BaseTaskBackend):
             read_ref(result_id)
             handle = self.app.job(result_id)
             state, job = handle.state(), handle.info()  # In this order: `_status` relies on it.
-            task = _task_of(job.name)
+            path, _, alias = job.name.partition("@")
+            task = _task_of(path) if (alias or DEFAULT_TASK_BACKEND_ALIAS) == self.alias else None
         except (errors.ConfigurationError, errors.JobNotFound, ImportError) as error:
             raise TaskResultDoesNotExist(f"Task result {result_id!r}: {error}") from error
         if task is None:
-            raise TaskResultDoesNotExist(f"Task result {result_id!r} is not of a Django task")
+            raise TaskResultDoesNotExist(
+                f"Task result {result_id!r} is not of a Django task of the backend {self.alias!r}"
+            )
         return _result_of(self.alias, task, job, _status(state, job))
 
     async def aget_result(self, result_id: str) -> AnyResult:
@@ -443,13 +446,13 @@ def _result_of(
 def _as_enqueued(alias: str, task: AnyTask, queue: str, job: Job) -> AnyTask:
     delay_ms, created_ms = int(job.options.delay_ms or 0), job.created_ms
     due_ms = created_ms + delay_ms if delay_ms and created_ms is not None else None
-    return dataclasses.replace(
-        task,
-        backend=alias,
-        queue_name=queue,
-        priority=MOST_URGENT - job.priority,
-        run_after=_time(due_ms),
-    )
+    values = {each.name: getattr(task, each.name) for each in dataclasses.fields(task)}
+    values |= {"backend": alias, "queue_name": queue, "priority": MOST_URGENT - job.priority}
+    # A new task would be validated, but the settings may have changed since it was enqueued.
+    made = object.__new__(type(task))
+    for name, value in {**values, "run_after": _time(due_ms)}.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def _recorded_error(record: Mapping[str, Any]) -> TaskError:
@@ -478,9 +481,8 @@ def _stored_error(job: Job) -> TaskError:
 _CLASS = re.compile(r"([A-Za-z_][\w.<>]*)(?:: |$)")
 
 
-def _task_of(name: str) -> AnyTask | None:
+def _task_of(path: str) -> AnyTask | None:
     """Return the task at a module path, or None if the path leads to something else."""
-    path = name.partition("@")[0]
     return _declared.get(path) or _as_task(import_string(path))
 
 

@@ -246,6 +246,19 @@ class Committed(TransactionTestCase):
                 self.assertNotEqual(second.id, first.id)
             self.assertEqual(second.id, first.id)
 
+    def test_results_outlive_the_settings_of_their_queue(self) -> None:
+        result = tasks.confirm.using(queue_name="emails").enqueue(1)
+        with override_settings(TASKS=entry(QUEUES=["default"])):
+            self.assertEqual(tasks.confirm.get_result(result.id).task.queue_name, "emails")
+        app.job(result.id).cancel()
+
+    def test_results_belong_to_their_backend(self) -> None:
+        result = tasks.look.using(backend="retrying", queue_name="retries").enqueue("x")
+        with self.assertRaisesRegex(TaskResultDoesNotExist, "of the backend 'default'"):
+            default_task_backend.get_result(result.id)
+        self.assertEqual(task_backends["retrying"].get_result(result.id).id, result.id)
+        app.job(result.id).cancel()
+
     def test_enqueue_can_ignore_transactions(self) -> None:
         with transaction.atomic():
             result = tasks.flaky.enqueue(1)
@@ -323,6 +336,27 @@ class Rules(SimpleTestCase):
             tasks.confirm.enqueue(1, by=Order())  # type: ignore[arg-type]
         with self.assertRaises(TypeError):
             tasks.confirm.enqueue(object())  # type: ignore[arg-type]
+
+    def test_results_of_recorded_tasks(self) -> None:
+        with recorded(task_backends["default"].app) as box:
+            results = [tasks.look.enqueue("x"), tasks.fail.enqueue("y")]
+            box.run(check=False)
+            for result in results:
+                self.assertEqual(result.status, READY)
+                result.refresh()
+                self.assertEqual((result.attempts, len(result.worker_ids)), (1, 1))
+                self.assertEqual(result.started_at, result.last_attempted_at)
+            done, failed = results
+            self.assertEqual((done.status, done.return_value["word"]), ("SUCCESSFUL", "x"))
+            self.assertEqual((done.errors, failed.status), ([], "FAILED"))
+            self.assertEqual([error.exception_class for error in failed.errors], [tasks.NoStock])
+
+    def test_results_of_inline_tasks(self) -> None:
+        options = {**settings.TASKS["default"]["OPTIONS"], "inline": True}
+        with override_settings(TASKS=entry(OPTIONS=options)):
+            result = tasks.look.enqueue("x")
+            result.refresh()
+            self.assertEqual(result.return_value["word"], "x")
 
     def test_higher_priorities_are_more_urgent(self) -> None:
         backend = task_backends["default"]
