@@ -151,6 +151,10 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
         """Return the job with a ticket, which makes sending it again idempotent."""
         return replace(self, job=self.job.with_ticket(ticket))
 
+    def created_at(self, created_ms: int) -> JobSpec[R_co]:
+        """Return the job with this time of creation, in milliseconds."""
+        return replace(self, job=replace(self.job, created_ms=created_ms))
+
     def without_ticket(self) -> JobSpec[R_co]:
         """Return the job without its ticket, so that it is added even if this one already was."""
         return replace(self, job=self.job.without_ticket())
@@ -513,7 +517,7 @@ class LaterJobs:
             SerializationError: If a job could not be added.
         """
         producer = self._producer
-        self._specs = [_frozen(spec) for spec in producer.all_of(self._specs, self._progress)]
+        self._specs = [frozen(spec) for spec in producer.all_of(self._specs, self._progress)]
         self.handles = [
             JobHandle(
                 spec.queue,
@@ -536,7 +540,7 @@ class LaterJobs:
                 force_setattr(known, "deduplicated", real.deduplicated)
 
 
-def _frozen(spec: JobSpec[Any]) -> JobSpec[Any]:
+def frozen(spec: JobSpec[Any]) -> JobSpec[Any]:
     """Return a job with an id and a copy of its arguments.
 
     A job that was sent before keeps its ticket instead.

@@ -351,6 +351,8 @@ class Supervisor:
         self._once = once
         self._children: dict[int, _Child] = {}
         self._step = 0
+        self._replaced: set[int] = set()
+        """Numbers of the children that `restart` has stopped."""
         self._resting: set[CancelScope] = set()
         self._reloading = False
         self._proven = False  # True once a child has worked: later failures may be temporary.
@@ -382,6 +384,7 @@ class Supervisor:
         logger.info("Restarting the worker processes")
         for rest in self._resting:
             rest.cancel()
+        self._replaced |= self._children.keys()
         for child in list(self._children.values()):
             child.stop(1)
 
@@ -403,7 +406,9 @@ class Supervisor:
                 return
             if end.code == 0 and self._once:
                 return
-            if end.code in {0, RECYCLED}:
+            was_starting = number in self._replaced and end.presence is None
+            self._replaced.discard(number)
+            if end.code in {0, RECYCLED} or was_starting:
                 crashes = 0
                 continue
             if self._cannot_start(end):

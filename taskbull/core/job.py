@@ -73,6 +73,8 @@ class NewJob(Struct, frozen=True):
     """Trace context of the span that adds the job."""
     ticket: Ticket | None = None
     """Ticket of an earlier failed attempt to add the job. See `EnqueueError.spec`."""
+    created_ms: int | None = None
+    """Time to store as the job's time of creation. The default is when the job is sent."""
 
     def __post_init__(self) -> None:
         if self.name.__class__ is not str or self.name not in _sound_names:

@@ -25,6 +25,7 @@ from taskbull.django.connections import (
     async_database_connections,
     database_connections,
     project_rule,
+    task_settings,
     thread_connections,
 )
 from taskbull.errors import ConfigurationError, TaskbullError
@@ -76,6 +77,8 @@ def project_app() -> App:
     if not apps.ready:
         django.setup()
     named = getattr(settings, "TASKBULL_APP", None)
+    if named and not isinstance(named, str):
+        raise ConfigurationError(f"TASKBULL_APP must be a string 'module:attribute', got {named!r}")
     app = load_app(named) if named else None
     for each in _backends():
         if app is None:
@@ -96,14 +99,13 @@ def names_app() -> bool:
 
 
 def _aliases() -> list[str]:
-    entries: dict[str, Any] = getattr(settings, "TASKS", None) or {}
-    return [alias for alias, entry in entries.items() if _is_ours(entry.get("BACKEND"))]
+    return [alias for alias, entry in task_settings().items() if _is_ours(entry.get("BACKEND"))]
 
 
-def _is_ours(path: str | None) -> bool:
+def _is_ours(path: object) -> bool:
     """Return True for the backend and for a project's subclass of it."""
-    if path is None or path == BACKEND:
-        return path is not None
+    if not isinstance(path, str) or path == BACKEND:
+        return path == BACKEND
     with suppress(ImportError):  # Such an entry has its own error.
         from taskbull.django.backend import TaskbullBackend  # noqa: PLC0415 - see `_backends`
 
@@ -136,6 +138,9 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
 def _check_backends() -> Iterator[checks.CheckMessage]:
     try:
         backends = _backends()
+    except ImproperlyConfigured as error:
+        yield checks.Error(str(error), id="taskbull.E001")
+        return
     except ImportError as error:
         yield checks.Error(
             f"TASKS uses {BACKEND}, but Django's tasks cannot be imported: {error}.",
@@ -148,7 +153,8 @@ def _check_backends() -> Iterator[checks.CheckMessage]:
         for each in backends:
             yield from each.check()
     for each in backends:
-        if not each.options.get("redis") and not _has_address():
+        has_options = isinstance(each.options, dict)  # Otherwise, that is the error.
+        if has_options and not each.options.get("redis") and not has_address():
             yield checks.Warning(
                 f"TASKS[{each.alias!r}]['OPTIONS'] has no 'redis', so localhost:6379 is used.",
                 hint="Add it, or set the environment variable TASKBULL_REDIS_URL.",
@@ -156,15 +162,15 @@ def _check_backends() -> Iterator[checks.CheckMessage]:
             )
 
 
-def _has_address() -> bool:
+def has_address() -> bool:
+    """Return True if the environment has the address of Redis."""
     return bool(os.environ.get("TASKBULL_REDIS_URL") or os.environ.get("REDIS_URL"))
 
 
 def _check_app() -> Iterator[checks.CheckMessage]:
-    if not names_app():
-        return
     try:
-        project_app()
+        if names_app():
+            project_app()
     except (TaskbullError, ImproperlyConfigured) as error:
         if getattr(settings, "TASKBULL_APP", None):  # The backends have their own check.
             yield checks.Error(f"TASKBULL_APP: {error}", id="taskbull.E003")

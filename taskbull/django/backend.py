@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import re
 import sys
 import threading
-import traceback
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from inspect import iscoroutinefunction, signature
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, get_type_hints
 
 import django
 from anyio import to_thread
@@ -27,11 +28,11 @@ from django.utils.module_loading import import_string
 
 from taskbull import errors
 from taskbull.app.app import App
-from taskbull.app.producer import JobSpec, LaterJobs
+from taskbull.app.producer import JobSpec, frozen
 from taskbull.app.task import Task as TaskbullTask
 from taskbull.core.job import Job
 from taskbull.core.keys import JobState, check_queue_name, job_ref, read_ref
-from taskbull.core.outcome import Failure
+from taskbull.core.outcome import Failure, leave_out_our_frames, stack_of
 from taskbull.core.payload import model_advice
 from taskbull.core.validation import instant_from_ms
 from taskbull.django.connections import defer, entry_rule, on_asyncio
@@ -71,6 +72,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Args: TypeAlias = list[Any] | None
+Kwargs: TypeAlias = dict[str, Any] | None
+
 MOST_URGENT = 100
 """Django's highest priority, which is BullMQ's 0."""
 
@@ -106,6 +110,11 @@ class TaskbullBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        queues = params.get("QUEUES", [])
+        if not isinstance(queues, list | tuple | set):
+            raise ImproperlyConfigured(
+                f"TASKS[{alias!r}]['QUEUES'] must be a list of names, got {queues!r}"
+            )
         super().__init__(alias, params)
         self._params = params
 
@@ -128,6 +137,8 @@ class TaskbullBackend(BaseTaskBackend):
             queues = list(self._params.get("QUEUES", ["default"]))
             for name in queues:
                 check_queue_name(name)
+            if "name" in self.options:
+                raise errors.ConfigurationError("OPTIONS must not have 'name': it is the alias")
             options = {"attempts": 1, **self.options}
             options.pop("enqueue_on_commit", None)
             return TasksApp(self.alias, queues, options)
@@ -169,22 +180,15 @@ class TaskbullBackend(BaseTaskBackend):
         producer = self.app.producer
         spec = producer.prepared(self._spec(task, job_id, result))
 
-        def enqueued() -> None:
-            object.__setattr__(result, "enqueued_at", timezone.now())
+        def send(spec: JobSpec[Any]) -> None:
+            now_ms = int(time.time() * 1000)
+            added = producer.add_now(spec.created_at(now_ms))
+            object.__setattr__(result, "id", added.ref)
+            object.__setattr__(result, "enqueued_at", _time(now_ms))
             task_enqueued.send_robust(type(self), task_result=result)
 
-        def prepare() -> Callable[[], None]:
-            send = LaterJobs(producer, [spec]).prepare()
-
-            def send_and_report() -> None:
-                send()
-                enqueued()
-
-            return send_and_report
-
-        if not defer(entry_rule(self.alias, self._params), prepare):
-            producer.add_now(spec)
-            enqueued()
+        if not defer(entry_rule(self.alias, self._params), lambda: partial(send, frozen(spec))):
+            send(spec)
         return result
 
     def _spec(self, task: AnyTask, job_id: str, result: AnyResult) -> JobSpec[Any]:
@@ -210,11 +214,14 @@ class TaskbullBackend(BaseTaskBackend):
             read_ref(result_id)
             handle = self.app.job(result_id)
             state, job = handle.state(), handle.info()  # In this order: `_status` relies on it.
-            task = _task_of(job.name)
+            path, _, alias = job.name.partition("@")
+            task = _task_of(path) if (alias or DEFAULT_TASK_BACKEND_ALIAS) == self.alias else None
         except (errors.ConfigurationError, errors.JobNotFound, ImportError) as error:
             raise TaskResultDoesNotExist(f"Task result {result_id!r}: {error}") from error
         if task is None:
-            raise TaskResultDoesNotExist(f"Task result {result_id!r} is not of a Django task")
+            raise TaskResultDoesNotExist(
+                f"Task result {result_id!r} is not of a Django task of the backend {self.alias!r}"
+            )
         return _result_of(self.alias, task, job, _status(state, job))
 
     async def aget_result(self, result_id: str) -> AnyResult:
@@ -294,23 +301,24 @@ class TasksApp(App):
     def _register(self, name: str, task: AnyTask) -> TaskbullTask[..., Any]:
         alias = self._alias
 
-        def run(args: list[Any], kwargs: dict[str, Any], queue: str) -> Any:  # noqa: ARG001
+        def run(args: Args = None, kwargs: Kwargs = None, queue: str = "") -> Any:  # noqa: ARG001
             job = current_job()
             result = _result_of(alias, task, job.job, TaskResultStatus.RUNNING)
             task_started.send_robust(TaskbullBackend, task_result=result)
             try:
-                return normalize_json(task.func(*_arguments(task, result, args), **kwargs))
+                return normalize_json(task.func(*_arguments(task, result, args), **kwargs or {}))
             except Exception as error:
                 if (data := _with_attempt(job, error)) is not None:
                     job.update_data(data)
                 raise
 
-        async def arun(args: list[Any], kwargs: dict[str, Any], queue: str) -> Any:  # noqa: ARG001
+        async def arun(args: Args = None, kwargs: Kwargs = None, queue: str = "") -> Any:  # noqa: ARG001
             job = current_job()
             result = _result_of(alias, task, job.job, TaskResultStatus.RUNNING)
             await in_thread(partial(task_started.send_robust, TaskbullBackend, task_result=result))
             try:
-                return normalize_json(await task.func(*_arguments(task, result, args), **kwargs))
+                value = await task.func(*_arguments(task, result, args), **kwargs or {})
+                return normalize_json(value)
             except Exception as error:
                 if (data := _with_attempt(job, error)) is not None:
                     await job.aupdate_data(data)
@@ -330,6 +338,9 @@ class TasksApp(App):
 
         function = arun if iscoroutinefunction(task.func) else run
         function.__doc__ = task.func.__doc__
+        # `__wrapped__` shows where the user's function is defined. The arguments are this one's.
+        function.__annotations__ = get_type_hints(function)
+        vars(function).update(__signature__=signature(function), __wrapped__=task.func)
         made: TaskbullTask[..., Any] = self.task(
             name=name,
             queue=task.queue_name,
@@ -340,10 +351,10 @@ class TasksApp(App):
         return made
 
 
-def _arguments(task: AnyTask, result: AnyResult, args: Sequence[Any]) -> Iterator[Any]:
+def _arguments(task: AnyTask, result: AnyResult, args: Args) -> Iterator[Any]:
     if task.takes_context:
         yield TaskContext(task_result=result)
-    yield from args
+    yield from args or ()
 
 
 def _finished(result: AnyResult) -> None:
@@ -362,11 +373,12 @@ def _with_attempt(job: RunningJob, error: Exception) -> dict[str, Any] | None:
     """Return the job's data with a record of a failed attempt, or None if it was not an error."""
     if isinstance(error, errors.TaskbullError):  # Such as Retry and Snooze, which steer the job.
         return None
+    leave_out_our_frames(error)
     record = {
         "worker": job.worker_id,
         "started_ms": job.job.processed_ms,
         "error": _path(type(error)),
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": f"{stack_of(error)}\n",
     }
     return {**_data(job.job), "attempts": [*_records(job.job), record]}
 
@@ -399,7 +411,7 @@ def _result_of(
     failure: Failure | None = None,
 ) -> AnyResult:
     data, records = _data(job), _records(job)
-    queue = str(data.get("queue", task.queue_name))
+    queue = str(data.get("queue") or task.queue_name)
     task_errors = [_recorded_error(each) for each in records if "error" in each]
     workers = [str(each.get("worker")) for each in records]
     started = [each.get("started_ms") for each in records]
@@ -421,8 +433,8 @@ def _result_of(
         started_at=_time(started[0] if started else None),
         finished_at=_time(job.finished_ms),
         last_attempted_at=_time(job.processed_ms),
-        args=data.get("args", []),
-        kwargs=data.get("kwargs", {}),
+        args=data.get("args") or [],
+        kwargs=data.get("kwargs") or {},
         backend=alias,
         errors=task_errors,
         worker_ids=workers,
@@ -434,13 +446,13 @@ def _result_of(
 def _as_enqueued(alias: str, task: AnyTask, queue: str, job: Job) -> AnyTask:
     delay_ms, created_ms = int(job.options.delay_ms or 0), job.created_ms
     due_ms = created_ms + delay_ms if delay_ms and created_ms is not None else None
-    return dataclasses.replace(
-        task,
-        backend=alias,
-        queue_name=queue,
-        priority=MOST_URGENT - job.priority,
-        run_after=_time(due_ms),
-    )
+    values = {each.name: getattr(task, each.name) for each in dataclasses.fields(task)}
+    values |= {"backend": alias, "queue_name": queue, "priority": MOST_URGENT - job.priority}
+    # A new task would be validated, but the settings may have changed since it was enqueued.
+    made = object.__new__(type(task))
+    for name, value in {**values, "run_after": _time(due_ms)}.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def _recorded_error(record: Mapping[str, Any]) -> TaskError:
@@ -452,16 +464,25 @@ def _recorded_error(record: Mapping[str, Any]) -> TaskError:
 def _stored_error(job: Job) -> TaskError:
     """Return the error of a job that a worker failed without running it to its end."""
     reason = job.failed_reason or ""
-    name = reason.partition(":")[0]
-    known: Any = getattr(builtins, name, None) or getattr(errors, name, errors.JobFailed)
-    return TaskError(
-        exception_class_path=_path(known), traceback=(job.stacktrace or [reason])[-1] or reason
-    )
+    stack = (job.stacktrace or [reason])[-1] or reason
+    name = ""
+    for line in stack.splitlines():  # After the indented frames come the class and its message.
+        if line.startswith((" ", "The above exception", "During handling of")):
+            name = ""
+        elif not name and (match := _CLASS.match(line)):
+            name = match[1]
+    if "." not in name:
+        known = getattr(builtins, name, None)
+        is_error = isinstance(known, type) and issubclass(known, BaseException)
+        name = _path(cast("type", known) if is_error else errors.JobFailed)
+    return TaskError(exception_class_path=name, traceback=f"{stack}\n")
 
 
-def _task_of(name: str) -> AnyTask | None:
+_CLASS = re.compile(r"([A-Za-z_][\w.<>]*)(?:: |$)")
+
+
+def _task_of(path: str) -> AnyTask | None:
     """Return the task at a module path, or None if the path leads to something else."""
-    path = name.partition("@")[0]
     return _declared.get(path) or _as_task(import_string(path))
 
 

@@ -121,13 +121,31 @@ def project_rule() -> CommitRule:
     name = "TASKBULL_ENQUEUE_ON_COMMIT"
     if hasattr(settings, name):
         return commit_rule(name, getattr(settings, name))
-    entry = getattr(settings, "TASKS", {}).get("default", {})
-    return entry_rule("default", entry)
+    return entry_rule("default", task_settings().get("default", {}))
+
+
+def task_settings() -> dict[str, dict[str, Any]]:
+    """Return the setting `TASKS`.
+
+    Raises:
+        ImproperlyConfigured: If it or one of its entries is not a dict.
+    """
+    entries: Any = getattr(settings, "TASKS", {})
+    if not isinstance(entries, dict):
+        raise ImproperlyConfigured(f"TASKS must be a dict, got {entries!r}")
+    known = cast("dict[str, Any]", entries)
+    for alias, entry in known.items():
+        if not isinstance(entry, dict):
+            raise ImproperlyConfigured(f"TASKS[{alias!r}] must be a dict, got {entry!r}")
+    return known
 
 
 def entry_rule(alias: str, entry: Mapping[str, Any]) -> CommitRule:
     """Return the rule of an entry in `TASKS`: its key, or the option in lower case."""
-    option = entry.get("OPTIONS", {}).get("enqueue_on_commit", True)
+    options: Any = entry.get("OPTIONS", {})
+    if not isinstance(options, dict):
+        raise ImproperlyConfigured(f"TASKS[{alias!r}]['OPTIONS'] must be a dict, got {options!r}")
+    option = cast("dict[str, Any]", options).get("enqueue_on_commit", True)
     value = entry.get("ENQUEUE_ON_COMMIT", option)
     return commit_rule(f"TASKS[{alias!r}]['ENQUEUE_ON_COMMIT']", value)
 

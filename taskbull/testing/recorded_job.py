@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeGuard, cast
 
+from msgspec.structs import replace
+
 from taskbull.app.producer import ByName, JobSpec
 from taskbull.core import payload
 from taskbull.core.job import Children, Growing, Job, Member, NewJob, arrange
@@ -89,6 +91,8 @@ class RecordedJob:
         """Number of jobs spawned so far."""
         self.idle_waits = 0
         """Number of consecutive waits without a child to wait for."""
+        self.started_ms: int | None = None
+        """Start of the last attempt, in milliseconds since 1970."""
         self.run: Run | None = None
         """The current attempt, or `None` if the job is not running."""
         self.steps: dict[str, bytes] = {}
@@ -153,7 +157,10 @@ class RecordedJob:
         taken: list[bytes | None] = [*values, made, started]
         if self.deferred_failure is not None:
             taken += [self.deferred_failure.encode(), *[None] * (len(RUN_FIELDS) - len(taken) - 1)]
-        return decode_taken(self.id.encode(), taken)
+        job = decode_taken(self.id.encode(), taken)
+        if self.started_ms is None:
+            return job
+        return replace(job, processed_ms=self.started_ms, processed_by=WORKER_ID)
 
     @property
     def key(self) -> str:

@@ -211,11 +211,21 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         return self.state()
 
     def info(self) -> Job:
-        """Return the job as a worker would read it from Redis."""
-        return self._job.as_job()
+        """Return the job as it would be read from Redis. It ends at the box's current time."""
+        recorded = self._job
+        job = recorded.as_job()
+        if recorded.state not in {JobState.COMPLETED, JobState.FAILED}:
+            return job
+        now_ms = recorded.wall_ms(self._box.now)
+        job = replace(job, attempts_started=recorded.attempts, finished_ms=now_ms)
+        if recorded.state is JobState.COMPLETED:
+            return replace(job, raw_returnvalue=payload.encode(recorded.value, "result"))
+        failure = failure_of(recorded)
+        stacks = payload.encode(failure.stacktrace, "stacktrace")
+        return replace(job, failed_reason=failure.reason, raw_stacktrace=stacks)
 
     async def ainfo(self) -> Job:
-        """Return the job as a worker would read it from Redis."""
+        """Return the job as it would be read from Redis. See `info`."""
         return self.info()
 
     def logs(self, start: int = 0, end: int = -1) -> Logs:

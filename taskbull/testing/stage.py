@@ -265,7 +265,7 @@ class Stage:
             recorded.queue, WORKER_ID, lambda _: record, self._resources_of, wall_ms
         )
         executor = Executor(environment, self._resolve, threads=threads, batches=batches)
-        with _running(recorded) as run:
+        with _running(recorded, wall_ms()) as run:
             try:
                 if threads is None:  # Without threads there is no event loop, so no cancel scope.
                     with job_thread():
@@ -293,7 +293,8 @@ class Stage:
 
 
 @contextmanager
-def _running(recorded: RecordedJob) -> Generator[Run]:
+def _running(recorded: RecordedJob, now_ms: int) -> Generator[Run]:
+    recorded.started_ms = now_ms
     recorded.run = run = Run(recorded.as_job(), token="", renewed=0.0)
     try:
         yield run

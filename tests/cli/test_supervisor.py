@@ -268,6 +268,22 @@ def test_a_broken_file_is_waited_for_when_it_reloads(
 
 
 @pytest.mark.full
+def test_a_change_while_a_worker_starts_is_no_crash(
+    folder: Path, url: str, queue: SyncQueue
+) -> None:
+    starting = folder / "starting"
+    (folder / "tasks.py").write_text("import signal\nopen('starting', 'w')\nsignal.pause()\n")
+    with worker(folder, url, "--reload") as terminal:
+        wait_until(starting.exists, "the worker imports the app")
+        (folder / "tasks.py").write_text(TASKS)
+        who(queue)
+        terminal.type("\x03")
+        assert terminal.end() == 0
+        assert "died" not in terminal.seen
+        assert "cannot start" not in terminal.seen
+
+
+@pytest.mark.full
 def test_a_single_process_has_the_standard_input(folder: Path, url: str, queue: SyncQueue) -> None:
     job = queue.add("read_line")
     done = subprocess.run(

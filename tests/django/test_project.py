@@ -176,9 +176,25 @@ def test_models_before_django_is_set_up(project: Project) -> None:
     assert "project/shop/models.py" in done.stderr
 
 
+def test_health_asks_the_redis_of_the_settings(project: Project) -> None:
+    assert project.manage("taskbull", "health").strip() == "ok"
+
+
+def test_the_setting_of_the_app_has_to_be_text(project: Project) -> None:
+    code = "from conf.settings import *\nTASKBULL_APP = 5\n"
+    (project.folder / "numbered.py").write_text(code)
+    words = ("--settings=numbered", f"--pythonpath={project.folder}")
+    assert "TASKBULL_APP must be a string" in project.manage("check", *words, fails=True)
+    assert "TASKBULL_APP must be a string" in project.manage(
+        "taskbull", "queues", *words, fails=True
+    )
+
+
 def test_the_command_knows_the_app_of_the_project(project: Project) -> None:
     shown = json.loads(project.manage("taskbull", "tasks", "--json"))
     names = {task["name"]: task["queue"] for task in shown}
+    places = {task["name"]: task["place"] for task in shown}
+    assert f"{PROJECT}/shop/tasks.py:" in places["shop.tasks.confirm"]
     assert names["ship"] == "jobs"
     assert names["shop.tasks.confirm"] == "default"
     assert names["shop.tasks.flaky@retrying"] == "retries"

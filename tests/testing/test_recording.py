@@ -125,6 +125,26 @@ def test_retries_take_no_time_but_that_of_the_box(shop: Shop) -> None:
     assert shop.attempts == [1, 2, 3]
 
 
+def test_the_info_of_a_job_has_its_outcome(shop: Shop) -> None:
+    with recorded(shop.app) as box:
+        done = shop.send.delay("ann", "Hi")
+        assert (done.info().finished_ms, done.info().processed_ms) == (None, None)
+        box.run()
+        info = done.info()
+        assert (info.returnvalue, info.failed_reason) == ("ann: Hi", None)
+        assert info.created_ms is not None
+        assert info.processed_ms is not None
+        assert info.finished_ms is not None
+        assert info.created_ms <= info.processed_ms <= info.finished_ms
+        shop.fail_until = 99
+        failed = shop.send.delay("ben", "Hi")
+        box.run(check=False)
+        info = failed.info()
+        assert (info.returnvalue, info.attempts_made) == (None, 3)
+        assert info.failed_reason == "ConnectionError: the mail server is away"
+        assert info.stacktrace[-1].endswith(info.failed_reason)
+
+
 def test_a_job_that_fails_for_good_is_raised(shop: Shop) -> None:
     shop.fail_until = 3
     with recorded(shop.app) as box:

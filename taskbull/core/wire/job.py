@@ -482,6 +482,8 @@ def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
         ConfigurationError: The delay or the expiry is out of range.
     """
     form = _forms.get(id(job.options))
+    if job.created_ms is not None:
+        return _encode_anew(job, job.created_ms)
     if form is None or job.ticket is not None or job.telemetry is not None:
         return _encode_anew(job, timestamp_ms)
     options, stored, room, priority, lifo = form
@@ -499,7 +501,10 @@ def encode_jobs(jobs: Sequence[NewJob], timestamp_ms: int) -> list[EncodedJob]:
         data = [
             job.data
             for job in jobs
-            if job.options is options and job.ticket is None and job.telemetry is None
+            if job.options is options
+            and job.ticket is None
+            and job.telemetry is None
+            and job.created_ms is None
         ]
         texts = payload.encode_all(data) if len(data) == len(jobs) else None
         if texts is not None and max(map(len, texts)) <= room:

@@ -94,6 +94,26 @@ class Live(unittest.TestCase):
         (ended,) = wait_for(lambda: signals_of(result, "finished"))
         self.assertTrue(ended.endswith(" FAILED shop.tasks.NoStock"), ended)
 
+    def test_errors_of_all_kinds(self) -> None:
+        for task, path, message in (
+            (tasks.fail_without_utf8, "shop.tasks.NoStock", "\\ud800"),
+            (tasks.stop, "shop.tasks.Stop", "second: 2"),
+            (tasks.no_json, "taskbull.errors.SerializationError", "nan"),
+        ):
+            result = finished(task.enqueue())
+            (error,) = result.errors
+            self.assertEqual(error.exception_class_path, path)
+            self.assertTrue(issubclass(error.exception_class, BaseException))
+            self.assertIn(message, error.traceback)
+            self.assertTrue(error.traceback.endswith("\n"))
+            self.assertNotIn("taskbull/django/backend.py", error.traceback)
+
+    def test_a_job_of_another_producer(self) -> None:
+        job = app.sync_queue("default").add("shop.tasks.look", {"args": ["x"]})
+        self.assertEqual(job.result(timeout=LIMIT)["id"], job.ref)
+        result = default_task_backend.get_result(job.ref)
+        self.assertEqual((result.args, result.kwargs, result.status), (["x"], {}, "SUCCESSFUL"))
+
     def test_a_result_that_is_not_json(self) -> None:
         result = finished(tasks.unserializable.enqueue())
         self.assertEqual(result.status, TaskResultStatus.FAILED)

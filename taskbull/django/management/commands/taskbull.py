@@ -14,7 +14,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from taskbull.cli.app_loading import VARIABLE
 from taskbull.cli.main import commands
 from taskbull.cli.main import main as run_program
-from taskbull.django.apps import names_app
+from taskbull.django.apps import has_address, names_app
+from taskbull.django.connections import task_settings
 
 _OF_DJANGO = ("--settings", "--pythonpath")
 
@@ -31,6 +32,8 @@ class Command(BaseCommand):
         _choose_app()
         if words[:1] == ["worker"] and "--help" not in words:
             self.check()
+        if words[:1] == ["health"]:  # It does not load the app.
+            _choose_redis()
         sys.argv = [f"{os.path.basename(argv[0])} taskbull", *words]
         run_program()
 
@@ -60,6 +63,13 @@ def _choose_app() -> None:
     folders = takewhile(lambda folder: not folder.endswith(".zip"), sys.path)  # Python's own
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, [*folders, *known])))
+
+
+def _choose_redis() -> None:
+    if not has_address():
+        urls = [entry.get("OPTIONS", {}).get("redis") for entry in task_settings().values()]
+        if url := next((url for url in urls if isinstance(url, str)), None):
+            os.environ["TASKBULL_REDIS_URL"] = url
 
 
 def _without_options_of_django(words: list[str]) -> list[str]:

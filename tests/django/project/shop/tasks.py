@@ -74,6 +74,31 @@ async def aflaky(context: TaskContext, fine_at: int) -> int:
 
 
 @task
+def fail_without_utf8() -> None:
+    """Raise an error whose message UTF-8 cannot encode."""
+    raise NoStock("\ud800")
+
+
+class Stop(BaseException):
+    """An error that `except Exception` does not catch."""
+
+
+@task
+def stop() -> None:
+    """Raise it, with a cause and several lines."""
+    try:
+        raise NoStock("1")
+    except NoStock as error:
+        raise Stop("first\nsecond: 2") from error
+
+
+@task
+def no_json() -> object:
+    """Return a number that JSON does not have."""
+    return float("nan")
+
+
+@task
 def unserializable() -> object:
     """Return what JSON cannot represent."""
     return object()

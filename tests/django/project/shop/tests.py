@@ -229,6 +229,36 @@ class Committed(TransactionTestCase):
         self.assertEqual(job.state(), JobState.WAITING)
         self.assertEqual(tasks.confirm.get_result(result.id).status, READY)
 
+    def test_a_result_equals_what_is_stored(self) -> None:
+        results = [tasks.confirm.enqueue(1, by="me"), asyncio.run(tasks.confirm.aenqueue(2))]
+        with transaction.atomic():
+            results.append(tasks.confirm.enqueue(3))
+        for result in results:
+            self.assertEqual(result, tasks.confirm.get_result(result.id))
+
+    def test_the_result_of_a_duplicate_is_that_of_the_first_job(self) -> None:
+        options = {**settings.TASKS["default"]["OPTIONS"], "dedup": "one"}
+        with override_settings(TASKS=entry(OPTIONS=options)):
+            first = tasks.confirm.enqueue(1)
+            self.assertEqual(tasks.confirm.enqueue(1).id, first.id)
+            with transaction.atomic():
+                second = tasks.confirm.enqueue(1)
+                self.assertNotEqual(second.id, first.id)
+            self.assertEqual(second.id, first.id)
+
+    def test_results_outlive_the_settings_of_their_queue(self) -> None:
+        result = tasks.confirm.using(queue_name="emails").enqueue(1)
+        with override_settings(TASKS=entry(QUEUES=["default"])):
+            self.assertEqual(tasks.confirm.get_result(result.id).task.queue_name, "emails")
+        app.job(result.id).cancel()
+
+    def test_results_belong_to_their_backend(self) -> None:
+        result = tasks.look.using(backend="retrying", queue_name="retries").enqueue("x")
+        with self.assertRaisesRegex(TaskResultDoesNotExist, "of the backend 'default'"):
+            default_task_backend.get_result(result.id)
+        self.assertEqual(task_backends["retrying"].get_result(result.id).id, result.id)
+        app.job(result.id).cancel()
+
     def test_enqueue_can_ignore_transactions(self) -> None:
         with transaction.atomic():
             result = tasks.flaky.enqueue(1)
@@ -307,6 +337,27 @@ class Rules(SimpleTestCase):
         with self.assertRaises(TypeError):
             tasks.confirm.enqueue(object())  # type: ignore[arg-type]
 
+    def test_results_of_recorded_tasks(self) -> None:
+        with recorded(task_backends["default"].app) as box:
+            results = [tasks.look.enqueue("x"), tasks.fail.enqueue("y")]
+            box.run(check=False)
+            for result in results:
+                self.assertEqual(result.status, READY)
+                result.refresh()
+                self.assertEqual((result.attempts, len(result.worker_ids)), (1, 1))
+                self.assertEqual(result.started_at, result.last_attempted_at)
+            done, failed = results
+            self.assertEqual((done.status, done.return_value["word"]), ("SUCCESSFUL", "x"))
+            self.assertEqual((done.errors, failed.status), ([], "FAILED"))
+            self.assertEqual([error.exception_class for error in failed.errors], [tasks.NoStock])
+
+    def test_results_of_inline_tasks(self) -> None:
+        options = {**settings.TASKS["default"]["OPTIONS"], "inline": True}
+        with override_settings(TASKS=entry(OPTIONS=options)):
+            result = tasks.look.enqueue("x")
+            result.refresh()
+            self.assertEqual(result.return_value["word"], "x")
+
     def test_higher_priorities_are_more_urgent(self) -> None:
         backend = task_backends["default"]
         with recorded(backend.app) as box:
@@ -331,6 +382,12 @@ class Checks(SimpleTestCase):
             ("TASKS", wrong_url, ["E001"]),
             ("TASKS", entry(OPTIONS={"reddis": "redis://localhost"}), ["E001", "W003"]),
             ("TASKS", entry(QUEUES=["a:b"]), ["E001"]),
+            ("TASKS", entry(QUEUES="default"), ["E001"]),
+            ("TASKS", entry(QUEUES=None), ["E001"]),
+            ("TASKS", entry(OPTIONS=None), ["E001"]),
+            ("TASKS", entry(OPTIONS={"redis": settings.REDIS, "name": "shop"}), ["E001"]),
+            ("TASKS", {"default": None}, ["E001"]),
+            ("TASKS", None, ["E001"]),
             ("TASKS", entry(ENQUEUE_ON_COMMIT="nowhere"), ["E001"]),
             ("TASKS", entry(REDIS="redis://localhost"), ["W002"]),
             ("TASKS", entry(OPTIONS={}), ["W003"]),
