@@ -47,7 +47,7 @@ local function group_functions(prefix, now)
     local group, is_lifo = options.group, options.lifo == true
     local id = type(group) == "table" and group.id
     if type(id) == "number" then
-      id = string.format("%.14g", id)
+      id = string.format("%.17g", id)
     end
     if type(id) ~= "string" or id == "" or #id > 1020 then -- 255 characters of four bytes
       return "", 1, is_lifo

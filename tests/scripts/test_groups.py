@@ -161,12 +161,15 @@ def test_jobs_of_node_are_placed_when_they_are_met(bed: Bed, runner: Runner) -> 
     assert [one for one in order if one != "b1"] == [f"a{number:02}" for number in range(30)]
 
 
-def test_a_number_is_a_group_too(bed: Bed, runner: Runner) -> None:
-    bed.job("x", opts='{"group":{"id":42}}')
+@pytest.mark.parametrize("number", ["42", "-7", "1234567890123456", "9007199254740991"])
+def test_a_number_is_a_group_too(bed: Bed, runner: Runner, number: str) -> None:
+    for name in "xy":
+        bed.job(name, opts=f'{{"group":{{"id":{number}}}}}')
     runner.fetch(1)
     [job] = runner.fetch(1).jobs
-    assert job.options.group_id == "42"
-    assert "42" in groups_of(bed)
+    assert job.options.group_id == number
+    [info] = groups_of(bed).values()
+    assert (info.id, info.waiting, info.active) == (number, 1, 1)
 
 
 @pytest.mark.parametrize(
