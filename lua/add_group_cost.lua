@@ -30,12 +30,11 @@ local is_back = tonumber(cost) < 0
 if is_back and redis.call("EXISTS", window) == 0 then
   return 1
 end
-if redis.call("INCRBY", window, cost) < 0 then
-  redis.call("SET", window, 0, "KEEPTTL")
+local used = redis.pcall("INCRBY", window, cost)
+if type(used) == "table" or used < 0 then -- not a number, or more given back than used
+  redis.call("SET", window, math.max(type(used) == "table" and cost or 0, 0), "KEEPTTL")
 end
-if redis.call("PTTL", window) < 0 then
-  redis.call("PEXPIRE", window, string.format("%.0f", limits.duration))
-end
+functions.bound_window(group)
 if is_back and functions.release(group) then
   wake_worker(marker, queue_state(meta, active, prefix .. "wait").blocked)
 end

@@ -21,7 +21,8 @@ local prefix, now, ids = unpack(ARGV)
 -- Jobs that another client removed or started are counted until a worker finds out. So check the
 -- first ones of each group, within a limit per call.
 local MOST_CHECKED = 1000
-local functions, left, reply = group_functions(prefix, tonumber(now)), 5000, {}
+local functions, left, reply = group_functions(prefix, tonumber(now)), 2000, {}
+local left_locks = 2000
 for _, id in ipairs(cmsgpack.unpack(ids)) do
   local jobs, limits = functions.key_of(id, "jobs"), functions.limits_of(id)
   local waiting, first = redis.call("ZCARD", jobs), nil
@@ -35,7 +36,11 @@ for _, id in ipairs(cmsgpack.unpack(ids)) do
       waiting = waiting - 1
     end
   end
-  local alive, reason, limited_until = functions.find_running(id), "", 0
+  local alive, reason, limited_until = redis.call("SCARD", functions.key_of(id, "running")), "", 0
+  if alive > 0 and left_locks > 0 then
+    left_locks = left_locks - alive
+    alive = functions.find_running(id)
+  end
   if limits.max then
     local cost = 1
     if first then
@@ -43,7 +48,7 @@ for _, id in ipairs(cmsgpack.unpack(ids)) do
     end
     local used = functions.window_used(id)
     if used and used > 0 and used + cost > limits.max then
-      local rest = redis.call("PTTL", functions.key_of(id, "window"))
+      local rest = functions.window_rest(id)
       limited_until = rest > 0 and now + rest or 0
     end
   end

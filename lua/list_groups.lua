@@ -7,13 +7,13 @@
 --   groups   hash     settings of the groups
 -- ARGV
 --   prefix            queue key prefix
---   part              1 to read from `active`, 2 from `turns`, 3 from `held`
---   position          number of entries of this part that were read so far
---   size              number of entries to read
+--   part              1 to read from `active`, 2 from `turns`, 3 from `held`, 4 from `groups`
+--   position          number of entries of this part that were read so far; in `groups`, a cursor
+--   size              number of entries to read; in `groups`, about that number
 -- RETURNS
---   part, position    where to continue, or -1 and 0 at the end
---   waiting           group, number of its waiting jobs, ...; with those that others removed.
---                     Groups with settings but without jobs have 0, and are only in the last call
+--   part, position    where to continue, the position as text; or -1 and "0" at the end
+--   waiting           group, number of its waiting jobs, ...; with those that others removed. 0 for
+--                     each group in `groups`
 --   running           group, number of its running jobs, ... in this chunk
 
 local active, turns, held, groups = unpack(KEYS)
@@ -31,6 +31,18 @@ if part == "1" then
     local id = type(opts) == "string" and functions.read_group(opts) or ""
     counts[id] = (counts[id] or 0) + 1
   end
+elseif part == "4" then
+  local found = redis.call("HSCAN", groups, position, "COUNT", size)
+  for i = 1, #found[2], 2 do
+    local id = string.match(found[2][i], "^%+(.+)$")
+    if id then
+      waiting[#waiting + 1], waiting[#waiting + 2] = id, 0
+    end
+  end
+  if found[1] == "0" then
+    return { -1, "0", waiting, running }
+  end
+  return { 4, found[1], waiting, running }
 else
   local ids = redis.call("ZRANGE", part == "2" and turns or held, position, last)
   count = #ids
@@ -43,14 +55,6 @@ for id, running_count in pairs(counts) do
   running[#running + 1], running[#running + 2] = id, running_count
 end
 if count == tonumber(size) then
-  return { tonumber(part), last + 1, waiting, running }
-elseif part ~= "3" then
-  return { part + 1, 0, waiting, running }
+  return { tonumber(part), string.format("%.0f", last + 1), waiting, running }
 end
-for _, field in ipairs(redis.call("HKEYS", groups)) do
-  local id = string.match(field, "^%+(.+)$")
-  if id then
-    waiting[#waiting + 1], waiting[#waiting + 2] = id, 0
-  end
-end
-return { -1, 0, waiting, running }
+return { part + 1, "0", waiting, running }

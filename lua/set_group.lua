@@ -11,7 +11,8 @@
 --   group               id of the group, or "" for the settings declared for all groups
 --   changes             msgpack array: concurrency, max, duration in ms, weight, paused; each as
 --                       text, "-" to remove it, or "" to keep it
---   weights             msgpack map of the declared weights by group; not used for one group
+--   weights             JSON map of the declared weights by group, or "" for none; not used for one
+--                       group
 -- RETURNS
 --   1 if the settings changed, else 0
 -- EFFECTS
@@ -25,7 +26,7 @@ local prefix, now, group, changes, weights = unpack(ARGV)
 --- @include "queue_state"
 --- @include "wake_worker"
 
-changes, weights = cmsgpack.unpack(changes), cmsgpack.unpack(weights)
+changes = cmsgpack.unpack(changes)
 local field = group == "" and "=" or "+" .. group
 local old = redis.call("HGET", groups, field)
 local words, had_limit = {}, false
@@ -46,17 +47,19 @@ if is_empty then
 else
   redis.call("HSET", groups, field, new)
 end
-if group == "" then
-  local fields = redis.call("HGETALL", groups)
-  for i = 1, #fields, 2 do
-    local id = string.match(fields[i], "^%*(.*)$")
-    if id and weights[id] == nil then
-      redis.call("HDEL", groups, fields[i])
-      changed = true
-    end
+local old_weights = group == "" and redis.call("HGET", groups, "*") or ""
+if group == "" and old_weights ~= weights then
+  changed = true
+  for id in pairs(old_weights ~= "" and cjson.decode(old_weights) or {}) do
+    redis.call("HDEL", groups, "*" .. id)
   end
-  for id, weight in pairs(weights) do
-    changed = redis.call("HSET", groups, "*" .. id, weight) == 1 or changed
+  for id, weight in pairs(weights ~= "" and cjson.decode(weights) or {}) do
+    redis.call("HSET", groups, "*" .. id, weight)
+  end
+  if weights == "" then
+    redis.call("HDEL", groups, "*")
+  else
+    redis.call("HSET", groups, "*", weights)
   end
 end
 if not changed then
@@ -79,7 +82,7 @@ if words[1] ~= "-" and not had_limit then
   end
 end
 if group == "" then
-  local MOST_HELD = 1000 -- the others are checked within seconds
+  local MOST_HELD = 1000 -- the others are checked within half a minute
   for _, id in ipairs(redis.call("ZRANGE", prefix .. "tb:held", 0, MOST_HELD - 1)) do
     functions.release(id)
   end

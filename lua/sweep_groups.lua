@@ -1,6 +1,7 @@
 -- sweep_groups: repair the groups of a queue, a chunk of `prioritized` per call.
 --
 -- KEYS
+--   wait          list     waiting jobs, taken from the tail
 --   prioritized   zset     waiting jobs with a priority, or in groups
 --   turns         zset     groups whose jobs may start
 --   held          zset     groups that a limit holds back
@@ -13,17 +14,17 @@
 --   position               number of waiting jobs checked so far
 --   size                   number of waiting jobs to check
 -- RETURNS
---   position to continue from, or -1 at the end
+--   position to continue from, or -1 at the end, -2 to call again with position 0
 -- EFFECTS
---   places of jobs without a lock are freed, jobs that were removed leave their groups, and waiting
---   jobs that are in no group wait in their group again
+--   places of jobs without a lock are freed, jobs in `wait` enter their groups, 100 per call, and
+--   jobs that no group has wait in their group again
 
-local prioritized, turns, held, running, marker, meta = unpack(KEYS)
+local wait, prioritized, turns, held, running, marker, meta = unpack(KEYS)
 local prefix, now, position, size = unpack(ARGV)
 
 --- @include "group_functions"
 
-local MOST_PLACES, MOST_GROUPS, MOST_STALE, SIZE = 1000, 100, 5000, 100
+local MOST_PLACES = 1000
 local functions = group_functions(prefix, tonumber(now))
 position, size = tonumber(position), tonumber(size)
 local any_repaired = false
@@ -36,29 +37,9 @@ if position == 0 then
     end
   end
   any_repaired = functions.free(gone, #gone)
-
-  local left = MOST_STALE
-  for _, set in ipairs({ held, turns }) do
-    local groups = redis.call("ZRANGE", set, 0, MOST_GROUPS - 1)
-    for i = 1, #groups do
-      local jobs, is_stale = functions.key_of(groups[i], "jobs"), true
-      while is_stale and left > 0 do
-        local ids, stale = redis.call("ZRANGE", jobs, 0, SIZE - 1), {}
-        local ranks = #ids > 0 and redis.call("ZMSCORE", prioritized, unpack(ids))
-        for n = 1, #ids do
-          if not ranks[n] then
-            stale[#stale + 1] = ids[n]
-          end
-        end
-        if #stale > 0 then
-          redis.call("ZREM", jobs, unpack(stale))
-        end
-        left, is_stale = left - #stale, #stale == SIZE
-      end
-      if redis.call("EXISTS", jobs) == 0 then
-        redis.call("ZREM", set, groups[i])
-      end
-    end
+  if functions.place_waiting(wait, 0) then
+    redis.call("ZADD", marker, 0, "0")
+    return -2
   end
 end
 

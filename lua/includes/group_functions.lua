@@ -9,11 +9,14 @@
 -- it. So BullMQ's workers, which take the lowest score, are fair as well. Jobs without a group are
 -- the group "". Private keys:
 --   tb:turns               zset     groups with waiting jobs that may start, by turn
---   tb:held                zset     groups that a limit holds back, by the ms of the next check
+--   tb:held                zset     groups that a limit holds back, by the ms of the next check:
+--                                   half a minute away at most, so that a group that is held by
+--                                   mistake starts again
 --   tb:running             hash     job id -> group, for groups with a concurrency limit
 --   tb:groups              hash     "=" declared settings of all groups, "*<id>" declared weight of
---                                   one group, "+<id>" its own settings. Settings are five words:
---                                   concurrency, max, duration in ms, weight, paused; "-" if unset
+--                                   one group, "*" JSON of all these, "+<id>" its own settings.
+--                                   Settings are five words: concurrency, max, duration in ms,
+--                                   weight, paused; "-" if unset
 --   tb:group:<id>:jobs     zset     waiting jobs of a group
 --   tb:group:<id>:running  set      running jobs of a group with a concurrency limit
 --   tb:group:<id>:window   string   cost of the jobs started in the limiter's window
@@ -21,7 +24,8 @@
 -- is not in `prioritized`.
 local function group_functions(prefix, now)
   local RANKS, PART = 4294967296, 1 / 1024
-  local MOST_PLACED, MOST_RECHECKED, SPARE, RECHECK, MOST_STALE = 100, 20, 20, 5000, 500
+  local MOST_PLACED, MOST_RECHECKED, SPARE, MOST_STALE, MOST_LOCKS = 100, 20, 20, 500, 1000
+  local RECHECK, LAST_RECHECK, MOST_MS = 5000, 30000, 9007199254740991 -- ms
   local turns, held, running = prefix .. "tb:turns", prefix .. "tb:held", prefix .. "tb:running"
   local prioritized, settings = prefix .. "prioritized", prefix .. "tb:groups"
   local SETTINGS = { "concurrency", "max", "duration", "weight", "paused" }
@@ -43,7 +47,7 @@ local function group_functions(prefix, now)
     local group, is_lifo = options.group, options.lifo == true
     local id = type(group) == "table" and group.id
     if type(id) == "number" then
-      id = string.format("%.14g", id)
+      id = string.format("%.17g", id)
     end
     if type(id) ~= "string" or id == "" or #id > 1020 then -- 255 characters of four bytes
       return "", 1, is_lifo
@@ -71,14 +75,18 @@ local function group_functions(prefix, now)
       end
       limits.paused = limits.paused == 1
       limits.max = limits.duration and limits.max -- both, or none
+      limits.duration = limits.duration and math.min(math.max(limits.duration, 1), MOST_MS)
     end
     return limits
   end
 
   -- find_running(group) -> how many jobs of the group hold a living lock, and the ids of those that
-  -- lost it.
+  -- lost it. Of many jobs, only some are checked, others each time.
   local function find_running(group)
-    local ids, alive, dead = redis.call("SMEMBERS", key_of(group, "running")), 0, {}
+    local key = key_of(group, "running")
+    local count, dead, is_seen = redis.call("SCARD", key), {}, {}
+    local ids = count <= MOST_LOCKS and redis.call("SMEMBERS", key)
+      or redis.call("SRANDMEMBER", key, -MOST_LOCKS) -- with repetitions, which is faster
     for first = 1, #ids, 1000 do
       local locks = {}
       for i = first, math.min(first + 999, #ids) do
@@ -86,14 +94,13 @@ local function group_functions(prefix, now)
       end
       local holders = redis.call("MGET", unpack(locks))
       for i = 1, #locks do
-        if holders[i] then
-          alive = alive + 1
-        else
-          dead[#dead + 1] = ids[first + i - 1]
+        local id = ids[first + i - 1]
+        if not holders[i] and not is_seen[id] then
+          dead[#dead + 1], is_seen[id] = id, true
         end
       end
     end
-    return alive, dead
+    return count - #dead, dead
   end
 
   -- count_running(group, most) -> how many jobs of the group hold a living lock, or a number below
@@ -117,28 +124,45 @@ local function group_functions(prefix, now)
     return finite(redis.call("GET", key_of(group, "window")))
   end
 
-  -- find_hold(group, cost) -> ms when to check again whether a job of this cost may start, or nil
-  -- if it may start now.
-  local function find_hold(group, cost)
+  -- Return the ms until the limiter's window ends. If the limiter has become shorter, so has the
+  -- window. It is below 0 if the window would never end.
+  local function window_rest(group)
+    return math.min(redis.call("PTTL", key_of(group, "window")), limits_of(group).duration)
+  end
+
+  -- Let a window end with its limiter.
+  local function bound_window(group)
+    local window, duration = key_of(group, "window"), limits_of(group).duration
+    local rest = redis.call("PTTL", window)
+    if rest < 0 or rest > duration then
+      redis.call("PEXPIRE", window, string.format("%.0f", duration))
+    end
+  end
+
+  -- find_hold(group, cost, is_counted) -> ms when to check again whether a job of this cost may
+  -- start, or nil if it may start now. With `is_counted`, jobs that lost their locks since the last
+  -- count still take their places.
+  local function find_hold(group, cost, is_counted)
     local limits = limits_of(group)
     if limits.paused then
-      return math.huge
+      return now + LAST_RECHECK
     end
-    if limits.concurrency and count_running(group, limits.concurrency) >= limits.concurrency then
-      return now + RECHECK
+    if limits.concurrency then
+      local count = is_counted and redis.call("SCARD", key_of(group, "running"))
+        or count_running(group, limits.concurrency)
+      if count >= limits.concurrency then
+        return now + RECHECK
+      end
     end
     local used = limits.max and window_used(group)
     if used and used > 0 and used + cost > limits.max then
-      local rest = redis.call("PTTL", key_of(group, "window"))
-      if rest > 0 then
-        return now + rest
-      end
-      redis.call("DEL", key_of(group, "window")) -- it would never expire
+      bound_window(group)
+      return now + math.min(window_rest(group), LAST_RECHECK)
     end
   end
 
   local function hold(group, recheck)
-    redis.call("ZADD", held, recheck == math.huge and "+inf" or recheck, group)
+    redis.call("ZADD", held, string.format("%.0f", recheck), group)
     redis.call("ZREM", turns, group)
   end
 
@@ -212,10 +236,10 @@ local function group_functions(prefix, now)
     if #tail > 0 then
       redis.call("LTRIM", wait, 0, -#tail - 1)
     end
-    if redis.call("EXISTS", key_of("", "jobs")) == 0 then
-      place_all(redis.call("ZRANGEBYSCORE", prioritized, RANKS, "+inf", "LIMIT", 0, most))
-    end
-    return #tail == MOST_PLACED
+    local ranked = redis.call("EXISTS", key_of("", "jobs")) == 0
+      and redis.call("ZRANGEBYSCORE", prioritized, RANKS, "+inf", "LIMIT", 0, most) or {}
+    place_all(ranked)
+    return #tail == MOST_PLACED or most > 0 and #ranked == most
   end
 
   -- Read up to `size` more waiting jobs of some groups. Jobs that are not in `prioritized` are
@@ -377,9 +401,7 @@ local function group_functions(prefix, now)
           if type(used) == "table" then -- not a number
             redis.pcall("SET", window, string.format("%.0f", costs[i]))
           end
-          if redis.call("PTTL", window) < 0 then
-            redis.call("PEXPIRE", window, string.format("%.0f", limits.duration))
-          end
+          bound_window(entry.group)
         end
       end
     end
@@ -396,7 +418,7 @@ local function group_functions(prefix, now)
             redis.call("ZREM", held, entry.group)
           end
         elseif entry.held_cost then
-          local recheck = find_hold(entry.group, entry.held_cost)
+          local recheck = find_hold(entry.group, entry.held_cost, true)
           if recheck then
             hold(entry.group, recheck)
           else
@@ -439,7 +461,8 @@ local function group_functions(prefix, now)
   functions.key_of, functions.read_group, functions.limits_of = key_of, read_group, limits_of
   functions.place_all, functions.release = place_all, release
   functions.choose, functions.commit, functions.free = choose, commit, free
-  functions.find_hold, functions.window_used = find_hold, window_used
+  functions.place_waiting, functions.window_used = place_waiting, window_used
+  functions.window_rest, functions.bound_window = window_rest, bound_window
   functions.next_check, functions.find_running, functions.join_turns =
     next_check, find_running, join_turns
   return functions

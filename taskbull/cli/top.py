@@ -21,7 +21,7 @@ from rich.text import Text
 
 from taskbull.cli.commands.top import COLUMNS, HELP, TopState, cells, ordered
 from taskbull.cli.output import printable
-from taskbull.core.diagnosis import count_of, explain_queue, find_trouble, span
+from taskbull.core.diagnosis import count_of, describe_hold, explain_queue, find_trouble, span
 from taskbull.core.groups import GroupInfo
 from taskbull.core.keys import STATES
 from taskbull.core.queue_health import QueueFacts
@@ -143,7 +143,7 @@ def _inside(
         lines += [Text(), Text("largest groups", style="bold")]
         for one in groups:
             about = f"{one.waiting:>8,} waiting {one.active:>6,} running {one.held:>8,} held   "
-            about += f"{printable(one.id)}   {one.describe_hold()}"
+            about += f"{printable(one.id)}   {describe_hold(one, queue.now)}"
             lines.append(Text(about, overflow="ellipsis", no_wrap=True))
     if failures is not None and failures.groups:
         title = f"errors of the newest {count_of(failures.looked_at, 'failed job')}"

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from taskbull.core.groups import GroupInfo
+from taskbull.core.groups import GroupInfo, Limiter
 from taskbull.core.keys import MAX_SAFE_INTEGER, JobState
 from taskbull.core.outcome import is_cancelled, is_expired
 from taskbull.core.queue_health import QueueFacts, plain
@@ -533,13 +533,29 @@ def _expiry(job: JobFacts, expires: datetime) -> Reason:
     return _reason("expires", text, expires=expires)
 
 
+def describe_hold(group: GroupInfo, now: datetime) -> str:
+    """Return in a few words why a group may start no job now, or an empty string."""
+    if group.paused:
+        return "paused"
+    if group.concurrency is not None and group.active >= group.concurrency:
+        return "at its limit"
+    if group.limited_until is not None:
+        return f"limited for {span((group.limited_until - now).total_seconds())}"
+    return ""
+
+
+def describe_limiter(limiter: Limiter | None) -> str:
+    """Return a rate limit as text, such as "100 per 60 s", or "-"."""
+    return "-" if limiter is None else f"{limiter.max:,} per {span(limiter.duration)}"
+
+
 def _group(group: GroupInfo, now: datetime) -> Iterator[Reason]:
     if group.paused:
         text = f"Its group {group.id} is paused; queue.set_group(…, paused=False) resumes it"
     elif group.concurrency is not None and group.active >= group.concurrency:
         text = f"Its group {group.id} runs {group.active} of {count_of(group.concurrency, 'job')}"
     elif group.limited_until is not None:
-        left = span(max(0.0, (group.limited_until - now).total_seconds()))
+        left = span((group.limited_until - now).total_seconds())
         text = f"Its group {group.id} is rate-limited; its next job can start in {left}"
     else:
         return

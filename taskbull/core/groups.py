@@ -127,16 +127,6 @@ class GroupInfo(Struct, frozen=True):
     limiter: Limiter | None = None
     """Limit of the jobs started per window, or None for no limit."""
 
-    def describe_hold(self) -> str:
-        """Return why no job may start now, such as "paused", or an empty string."""
-        if self.paused:
-            return "paused"
-        if self.concurrency is not None and self.active >= self.concurrency:
-            return "at its limit"
-        if self.limited_until is not None:
-            return f"limited until {self.limited_until.astimezone():%H:%M:%S}"
-        return ""
-
 
 def check_group_concurrency(value: object) -> None:
     """Raise `ConfigurationError` unless `value` is a valid concurrency of a group."""

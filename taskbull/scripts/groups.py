@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from msgspec import Struct, UnsetType
+from msgspec import Struct, UnsetType, json
+from msgspec.structs import replace
 
 from taskbull.core.groups import GroupChanges, GroupInfo, Groups, Limiter
 from taskbull.core.keys import QueueKeys
@@ -26,13 +27,17 @@ CHUNK: Final = 50
 """Number of groups that one call reads. It takes Redis up to 2 ms."""
 
 LIST_CHUNK: Final = 500
-_PARTS: Final = 3
+_PARTS, _HELD = 4, 3
 
 MOST_GROUPS: Final = 20
 """Number of groups per queue with separate metrics."""
 
 SWEEP_CHUNK: Final = 200
+_MORE: Final = -2
 _MOST_CHUNKS: Final = 5
+
+_MOST_PLACING: Final = 200
+"""Number of calls per sweep that place waiting jobs in their groups, 100 jobs each."""
 
 pack = msgspec.msgpack.encode
 
@@ -56,21 +61,21 @@ def set_group(queue: QueueKeys, group: str, changes: GroupChanges, now_ms: int) 
         _word(changes.weight),
         _word(None if paused == 0 else paused),
     )
-    return _set(queue, group, now_ms, words, {})
+    return _set(queue, group, now_ms, words, b"")
 
 
 def declare_groups(queue: QueueKeys, groups: Groups, now_ms: int) -> Call[bool]:
     """Write the rules of all groups that an app declares. Return True if they changed."""
     changes = (_word(groups.concurrency), *_limiter_words(groups.limiter), "-", "-")
-    weights = {group: str(weight) for group, weight in groups.weights.items()}
-    return _set(queue, "", now_ms, changes, weights)
+    weights = {group: str(groups.weights[group]) for group in sorted(groups.weights)}
+    return _set(queue, "", now_ms, changes, json.encode(weights) if weights else b"")
 
 
 def _set(
-    queue: QueueKeys, group: str, now_ms: int, changes: tuple[str, ...], weights: dict[str, str]
+    queue: QueueKeys, group: str, now_ms: int, changes: tuple[str, ...], weights: bytes
 ) -> Call[bool]:
     keys = (queue.private("groups"), queue.active, queue.meta, queue.marker)
-    args = (queue.base, now_ms, group, pack(changes), pack(weights))
+    args = (queue.base, now_ms, group, pack(changes), weights)
     return Call(SET_GROUP, keys, args, bool)
 
 
@@ -143,8 +148,8 @@ def survey_groups(queue: QueueKeys, now_ms: int, limit: int | None = None) -> St
     """Return all groups that have jobs or overrides, those with most jobs first.
 
     With `limit`, return only the largest groups among the first 500 that may start a job, the first
-    500 that are held, and those of the newest 500 running jobs. Then it takes at most four calls
-    and one per `CHUNK` groups.
+    500 that are held, those of the newest 500 running jobs, and about 500 with overrides. Then it
+    takes at most four calls and one per `CHUNK` groups.
     """
     active, ready, held = Counter[str](), Counter[str](), Counter[str]()
     part, position = 1, 0
@@ -152,7 +157,7 @@ def survey_groups(queue: QueueKeys, now_ms: int, limit: int | None = None) -> St
         before = part
         part, position, waiting, running = yield _list(queue, part, position)
         active.update(running)
-        (ready if before < _PARTS else held).update(waiting)
+        (held if before == _HELD else ready).update(waiting)
         if limit is not None and part == before:  # Skip the rest of this part.
             part, position = part + 1, 0
             if part > _PARTS:
@@ -168,7 +173,8 @@ def survey_groups(queue: QueueKeys, now_ms: int, limit: int | None = None) -> St
         chunk = names[first : first + CHUNK]
         states: list[GroupState] = yield get_groups(queue, chunk, now_ms)
         found += [
-            msgspec.structs.replace(state.info, active=active[state.info.id]) for state in states
+            replace(state.info, active=max(active[state.info.id], state.running))
+            for state in states
         ]
     shown = set(names)
     others = {
@@ -207,7 +213,7 @@ def _list(queue: QueueKeys, part: int, position: int) -> Call[_Listed]:
 
 def _listed(reply: list[Any]) -> _Listed:
     part, position, waiting, running = reply
-    return part, position, _counts(waiting), _counts(running)
+    return part, int(position), _counts(waiting), _counts(running)
 
 
 def _counts(pairs: list[Any]) -> dict[str, int]:
@@ -219,7 +225,9 @@ def sweep_groups(queue: QueueKeys, now_ms: int, position: int = 0) -> Steps[int]
 
     Returns the position where the next sweep continues.
     """
-    yield sweep_groups_chunk(queue, now_ms, 0)  # This also frees the places of dead workers.
+    for _ in range(_MOST_PLACING):  # These also free the places of dead workers.
+        if (yield sweep_groups_chunk(queue, now_ms, 0)) != _MORE:
+            break
     for _ in range(_MOST_CHUNKS):
         position = yield sweep_groups_chunk(queue, now_ms, position)
         if position < 0:
@@ -230,6 +238,7 @@ def sweep_groups(queue: QueueKeys, now_ms: int, position: int = 0) -> Steps[int]
 def sweep_groups_chunk(queue: QueueKeys, now_ms: int, position: int = 0) -> Call[int]:
     """Repair the groups, checking one chunk of the waiting jobs."""
     keys = (
+        queue.wait,
         queue.prioritized,
         queue.private("turns"),
         queue.private("held"),

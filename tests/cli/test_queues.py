@@ -182,6 +182,8 @@ def test_groups_are_listed_with_their_limits(shop: Shop) -> None:
     }
     assert found["beta"]["limiter"] == {"max": 10, "duration": 60}
     assert (found["beta"]["held"], found["beta"]["paused"]) == (1, True)
-    assert lines(shop("groups", "emails"))[0][0] == "GROUP"
+    text = shop("groups", "emails")
+    assert "GROUP  WAITING  RUNNING  HELD  LIMIT  RATE         WEIGHT  STATE" in text
+    assert "10 per 60 s" in text
     shop.queue("reports").add("render")
     assert shop.json("groups", "reports") == []

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -148,10 +149,12 @@ def test_the_largest_groups_of_a_queue_are_shown() -> None:
     groups = [
         GroupInfo("a\x1b[31m\n", 0, 2, 7, False, None, 2, 1),
         GroupInfo("x" * 255, 5, 0, 0, False, None, None, 1),
+        GroupInfo("b", 0, 0, 3, False, at() + timedelta(days=3), None, 1),
     ]
     text = shown(facts(), chosen=TopState(queue="emails", inside=True), groups=groups)
     assert "0 waiting      2 running        7 held   a" in text
     assert "at its limit" in text
+    assert "b   limited for 3 days" in text
     assert "\x1b" not in text
     assert "xxx…" in text
 

@@ -642,9 +642,12 @@ async def test_a_group_is_paused_and_limited(visitor: Visitor, emails: SyncQueue
     assert said == f"Group {shown}: concurrency 3, weight 2, limiter 100 per 1 min."
     assert (found().concurrency, found().weight) == (3, 2)
     assert found().limiter == Limiter(100, 60)
+    assert "100 per 60 s" in (await visitor.get("groups?q=emails")).text
+    emails.set_group(hostile, limiter=Limiter(100, 600))
     form = {"action": "group-limits", "q": "emails"}
     asked = await visitor.post("confirm", {**form, "id": hostile})
-    assert "Now: concurrency 3, limiter 100 per 1 min, weight 2." in asked.text
+    assert "Now: concurrency 3, limiter 100 per 10 min, weight 2." in asked.text
+    assert 'value="600"' in asked.text
     asked = await visitor.post("confirm", {**form, "id": "b"})
     assert "Now: concurrency no limit, limiter no limit, weight 1." in asked.text
     said = await do(visitor, "group-limits", id="b", concurrency="", most="", weight="")

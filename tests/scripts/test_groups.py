@@ -161,12 +161,15 @@ def test_jobs_of_node_are_placed_when_they_are_met(bed: Bed, runner: Runner) -> 
     assert [one for one in order if one != "b1"] == [f"a{number:02}" for number in range(30)]
 
 
-def test_a_number_is_a_group_too(bed: Bed, runner: Runner) -> None:
-    bed.job("x", opts='{"group":{"id":42}}')
+@pytest.mark.parametrize("number", ["42", "-7", "1234567890123456", "9007199254740991"])
+def test_a_number_is_a_group_too(bed: Bed, runner: Runner, number: str) -> None:
+    for name in "xy":
+        bed.job(name, opts=f'{{"group":{{"id":{number}}}}}')
     runner.fetch(1)
     [job] = runner.fetch(1).jobs
-    assert job.options.group_id == "42"
-    assert "42" in groups_of(bed)
+    assert job.options.group_id == number
+    [info] = groups_of(bed).values()
+    assert (info.id, info.waiting, info.active) == (number, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -344,12 +347,16 @@ def test_jobs_that_others_removed_are_skipped(bed: Bed, runner: Runner) -> None:
     assert group_keys(bed) == set()
 
 
-def test_a_sweep_removes_what_is_left_of_a_paused_group(bed: Bed, runner: Runner) -> None:
+def test_nothing_is_left_of_a_paused_group_whose_jobs_others_removed(
+    bed: Bed, runner: Runner
+) -> None:
     change(bed, "a", paused=True)
     ids = add(bed, *["a"] * 1000)
     runner.fetch(1)
     remove(bed, ids)
-    bed.go(sweep_groups(bed.queue, NOW))
+    runner.now += 31_000
+    for _ in range(4):
+        runner.fetch(1)
     assert group_keys(bed) == {"tb:groups"}
 
 
@@ -413,3 +420,135 @@ def test_many_jobs_that_others_removed_are_skipped(bed: Bed, runner: Runner) -> 
         # A worker fetches again only if a fetch found jobs or set the marker.
         assert bed.admin.zrange(bed.queue.marker, 0, -1) == [b"0"]
     assert sorted(found) == ids[1999:]
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_a_shorter_limiter_does_not_wait_for_the_old_window(
+    bed: Bed, runner: Runner, is_declared: bool
+) -> None:
+    def limit(limiter: Limiter) -> None:
+        if is_declared:
+            bed.run(declare_groups(bed.queue, Groups(limiter=limiter), NOW))
+        else:
+            change(bed, "a", limiter=limiter)
+
+    limit(Limiter(1, 86_400))
+    add(bed, *["a"] * 2)
+    assert runner.take(2) == ["a"]
+    assert runner.take() == []
+    limit(Limiter(1, 10))
+    reply = runner.fetch()
+    assert reply.jobs == []
+    assert NOW < reply.next_due_ms <= NOW + 10_000
+    rest: Any = bed.admin.pttl(bed.queue.private("group", "a", "window"))
+    assert 0 < rest <= 10_000
+
+
+def test_the_end_of_a_limit_is_shown_by_the_current_limiter(bed: Bed, runner: Runner) -> None:
+    change(bed, "a", limiter=Limiter(1, 86_400))
+    add(bed, *["a"] * 2)
+    runner.fetch(2)
+    change(bed, "a", limiter=Limiter(1, 10))
+    until = groups_of(bed)["a"].limited_until
+    assert until is not None
+    assert until.timestamp() * 1000 <= NOW + 10_000
+
+
+def test_new_rules_reach_every_group_however_many_are_held(bed: Bed, runner: Runner) -> None:
+    bed.run(declare_groups(bed.queue, Groups(limiter=Limiter(1, 86_400)), NOW))
+    names = [f"g{number}" for number in range(1200)]
+    add(bed, *names, *names)
+    while bed.admin.exists(bed.queue.private("turns")):
+        runner.fetch(100)
+    bed.run(declare_groups(bed.queue, Groups(), NOW))
+    runner.now += 31_000
+    idle = 0
+    while len(runner.running) < 2400 and idle < 3:
+        idle = 0 if runner.fetch(100).jobs else idle + 1
+    assert len(runner.running) == 2400
+
+
+@pytest.mark.parametrize("setting", ["window", "groups", "both"])
+def test_a_job_held_by_mistake_starts_within_half_a_minute(
+    bed: Bed, runner: Runner, setting: str
+) -> None:
+    change(bed, "a", limiter=Limiter(1, 86_400), paused=setting == "groups")
+    add(bed, *["a"] * 2)
+    runner.fetch(2)
+    if setting != "groups":
+        bed.admin.delete(bed.queue.private("group", "a", "window"))
+    if setting != "window":
+        bed.admin.delete(bed.queue.private("groups"))
+    runner.now += 31_000
+    runner.fetch(2)
+    assert len(runner.running) == 2
+
+
+def test_a_job_with_a_priority_does_not_wait_for_a_paused_group(bed: Bed, runner: Runner) -> None:
+    change(bed, "a", paused=True)
+    add(bed, "a")
+    assert runner.take() == []
+    for number in range(50):
+        score = 5 * 2**32 + number
+        bed.job(f"a{number:02}", "prioritized", score=score, opts=GROUP % "a", priority=5)
+    bed.job("urgent", "prioritized", score=6 * 2**32, priority=6)
+    bed.admin.delete(bed.queue.marker)
+    for _ in range(100):
+        if runner.fetch().jobs:
+            break
+        # A worker fetches again only if a fetch set the marker.
+        assert bed.admin.zrange(bed.queue.marker, 0, -1) == [b"0"]
+        bed.admin.delete(bed.queue.marker)
+    assert list(runner.running) == ["urgent"]
+
+
+def test_a_sweep_places_all_jobs_of_node(bed: Bed, runner: Runner) -> None:
+    bed.job("first", opts=GROUP % "a")
+    runner.fetch()
+    for number in range(1000):
+        bed.job(f"a{number:03}", opts=GROUP % "a")
+    bed.job("newcomer", opts=GROUP % "b")
+    bed.go(sweep_groups(bed.queue, NOW))
+    assert bed.admin.llen(bed.queue.wait) == 0
+    assert "b" in [runner.take()[0] for _ in range(2)]
+
+
+def test_weights_that_are_no_longer_declared_are_gone(bed: Bed, runner: Runner) -> None:
+    assert bed.run(declare_groups(bed.queue, Groups(weights={"a": 3, "b": 2}), NOW))
+    assert bed.run(declare_groups(bed.queue, Groups(weights={"b": 2}), NOW))
+    assert not bed.run(declare_groups(bed.queue, Groups(weights={"b": 2}), NOW))
+    add(bed, *["a"] * 6, *["b"] * 6)
+    taken = runner.take(6)
+    assert taken.count("a") == 2
+    assert bed.run(declare_groups(bed.queue, Groups(), NOW))
+    assert bed.admin.exists(bed.queue.private("groups")) == 0
+
+
+def test_a_full_group_is_not_counted_in_every_call(bed: Bed, runner: Runner) -> None:
+    change(bed, "a", concurrency=500)
+    ids = add(bed, *["a"] * 600)
+    runner.fetch(500)
+    admin: Any = bed.admin
+    before = admin.info("commandstats").get("cmdstat_smembers")
+    runner.end(*ids[:5], want=10)
+    assert admin.info("commandstats").get("cmdstat_smembers") == before
+
+
+def test_all_groups_with_settings_are_listed(bed: Bed) -> None:
+    names = {f"g{number}" for number in range(1200)}
+    for name in names:
+        bed.admin.hset(bed.queue.private("groups"), f"+{name}", "2 - - - -")
+    assert groups_of(bed).keys() == names
+    assert len(bed.go(list_groups(bed.queue, NOW, 10))) == 10
+
+
+def test_a_limited_list_counts_all_running_jobs_of_a_limited_group(
+    bed: Bed, runner: Runner
+) -> None:
+    bed.run(declare_groups(bed.queue, Groups(concurrency=600), NOW))
+    add(bed, *["a"] * 700)
+    runner.fetch(600)
+    add(bed, *["b"] * 550)
+    runner.fetch(500)
+    [found] = [info for info in bed.go(list_groups(bed.queue, NOW, 5)) if info.id == "a"]
+    assert found.active == 600

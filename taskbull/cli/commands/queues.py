@@ -19,6 +19,7 @@ from taskbull.cli.arguments import complete_queue
 from taskbull.cli.errors import note
 from taskbull.cli.output import cell, json_option, shortened, show_json, show_table, to_json
 from taskbull.cli.server import existing_queue, note_lost_servers
+from taskbull.core.diagnosis import describe_hold, describe_limiter
 from taskbull.core.groups import GroupInfo
 from taskbull.core.keys import STATES, JobState
 from taskbull.core.queue_health import PauseNote
@@ -344,7 +345,8 @@ def groups(queue: str, as_json: bool, **where: str | None) -> None:
     if as_json:
         show_json([_as_json(group) for group in found])
         return
-    columns = ("group", "waiting", "running", "held", "limit", "weight", "state")
+    columns = ("group", "waiting", "running", "held", "limit", "rate", "weight", "state")
+    now = datetime.now(UTC)
     rows = [
         (
             group.id,
@@ -352,8 +354,9 @@ def groups(queue: str, as_json: bool, **where: str | None) -> None:
             group.active,
             group.held,
             "-" if group.concurrency is None else group.concurrency,
+            describe_limiter(group.limiter),
             group.weight,
-            group.describe_hold() or "-",
+            describe_hold(group, now) or "-",
         )
         for group in found
     ]

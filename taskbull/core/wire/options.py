@@ -141,7 +141,7 @@ class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict
         if self.group is None:
             return None
         found = self.group.id
-        return (found if isinstance(found, str) else f"{found:.14g}") or None
+        return (found if isinstance(found, str) else f"{found:.17g}") or None
 
     @cached_property
     def timeout(self) -> float | None:

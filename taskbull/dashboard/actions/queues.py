@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from taskbull.core.groups import Limiter
+from taskbull.core.groups import GroupInfo, Limiter
 from taskbull.core.keys import STATES, JobState
 from taskbull.core.search import read_time
 from taskbull.dashboard.access import RequestContext
@@ -339,22 +339,28 @@ async def _resume_group(ctx: RequestContext, request: ActionRequest) -> ActionRe
 
 
 async def _ask_group_limits(ctx: RequestContext, request: ActionRequest) -> Node:
+    groups = await ctx.server.groups(request.queue, SHOWN)
+    found = next((group for group in groups if group.id == request.id), None)
+    window = 60 if found is None or found.limiter is None else found.limiter.duration
     least = {"kind": "number", "hint": "0: as for all groups", "min": "0"}
     return [
         p("Change the limits of group ", code(request.id), "? An empty field changes nothing."),
-        await _current_limits(ctx, request),
+        None if found is None else _current_limits(found),
         field("concurrency", "Concurrent jobs", **least),
         field("most", "Cost of the jobs started per window", **least),
-        field("window", "Window in seconds", "number", min="0.001", step="0.001", value="60"),
+        field(
+            "window",
+            "Window in seconds",
+            "number",
+            min="0.001",
+            step="0.001",
+            value=f"{window:.15g}",
+        ),
         field("weight", "Jobs per turn", **least),
     ]
 
 
-async def _current_limits(ctx: RequestContext, request: ActionRequest) -> Node:
-    groups = await ctx.server.groups(request.queue, SHOWN)
-    found = next((group for group in groups if group.id == request.id), None)
-    if found is None:
-        return None
+def _current_limits(found: GroupInfo) -> Node:
     none = "no limit"
     words = (
         f"concurrency {none if found.concurrency is None else number(found.concurrency)}",

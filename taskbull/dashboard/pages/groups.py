@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Final
 
+from taskbull.core.diagnosis import describe_hold, describe_limiter
 from taskbull.core.groups import GroupInfo
 from taskbull.dashboard.access import RequestContext
 from taskbull.dashboard.html import Element, Node, div, h1, p, span, th, tr, url
@@ -28,7 +30,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
                 "Group",
                 *(
                     th(name, scope="col", class_="n")
-                    for name in ("Waiting", "Running", "Held", "Limit", "Weight")
+                    for name in ("Waiting", "Running", "Held", "Limit", "Rate", "Weight")
                 ),
                 "State",
                 th("Actions", scope="col"),
@@ -71,6 +73,7 @@ def _row(ctx: RequestContext, queue: str, group: GroupInfo) -> Element:
         cell("Running", number(group.active), kind="n"),
         cell("Held", number(group.held), kind="n"),
         cell("Limit", number(group.concurrency), kind="n"),
+        cell("Rate", describe_limiter(group.limiter), kind="n"),
         cell("Weight", number(group.weight), kind="n"),
         cell("State", _state(group), kind="nw"),
         cell(
@@ -87,5 +90,5 @@ def _row(ctx: RequestContext, queue: str, group: GroupInfo) -> Element:
 
 
 def _state(group: GroupInfo) -> Node:
-    words = group.describe_hold()
+    words = describe_hold(group, datetime.now(UTC))
     return span(words, class_="warn") if words else "–"
