@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeGuard, cast
 
+from msgspec.structs import replace
+
 from taskbull.app.producer import ByName, JobSpec
 from taskbull.core import payload
 from taskbull.core.job import Children, Growing, Job, Member, NewJob, arrange
@@ -59,6 +61,7 @@ class RecordedJob:
         self.due = now + self._encoded.delay_ms / 1000
         """The earliest time to run the job, in seconds of virtual time."""
         self.state = JobState.DELAYED if self._encoded.delay_ms else JobState.WAITING
+        self._ended: float | None = None
         self.attempts = 0
         """Number of attempts made."""
         self.value: Any = None
@@ -151,6 +154,23 @@ class RecordedJob:
         if self.deferred_failure is not None:
             taken += [self.deferred_failure.encode(), *[None] * (len(RUN_FIELDS) - len(taken) - 1)]
         return decode_taken(self.id.encode(), taken)
+
+    def snapshot(self) -> Job:
+        """Return the job as `JobHandle.info` would read it from Redis."""
+        failure = self.failure
+        is_completed, is_failed = (self.state is x for x in (JobState.COMPLETED, JobState.FAILED))
+        return replace(
+            self.as_job(),
+            raw_progress=None if self.progress == 0 else payload.encode(self.progress, "progress"),
+            raw_returnvalue=payload.encode(self.value, "result") if is_completed else None,
+            failed_reason=failure.reason if failure is not None and is_failed else None,
+            raw_stacktrace=None if failure is None else payload.encode([failure.stack], "stack"),
+            finished_ms=None if self._ended is None else self.wall_ms(self._ended),
+        )
+
+    def end(self, state: JobState, now: float) -> None:
+        """Store that the job has ended."""
+        self.state, self._ended = state, now
 
     @property
     def key(self) -> str:
@@ -359,7 +379,7 @@ def cancel(job: RecordedJob, reason: str, now: float) -> Cancelled:
     if job.state is JobState.UNKNOWN:
         raise JobNotFound(job.queue, job.id)
     job.failure = cancelled(reason).failure
-    job.state = JobState.FAILED
+    job.end(JobState.FAILED, now)
     tell_parent(job, now)
     cancel_children(job, now)
     return Cancelled.BEFORE_START

@@ -210,11 +210,11 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         return self.state()
 
     def info(self) -> Job:
-        """Return the job as a worker would read it from Redis."""
-        return self._job.as_job()
+        """Return everything that is stored about the job."""
+        return self._job.snapshot()
 
     async def ainfo(self) -> Job:
-        """Return the job as a worker would read it from Redis."""
+        """Return everything that is stored about the job."""
         return self.info()
 
     def logs(self, start: int = 0, end: int = -1) -> Logs:
@@ -747,11 +747,11 @@ class Box:
             case Complete(value):
                 job.attempts += 1
                 job.value = payload.decode(value)
-                job.state = JobState.COMPLETED
+                job.end(JobState.COMPLETED, self.now)
             case Fail(failure):
                 job.attempts += 1
                 job.failure = failure
-                job.state = JobState.FAILED
+                job.end(JobState.FAILED, self.now)
                 if is_cancelled(failure.reason):
                     cancel_children(job, self.now)
             case RetryAfter(failure, delay):
