@@ -6,22 +6,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from enum import Enum, Flag
 from pathlib import Path, PurePath
 from string import Formatter
-from typing import Any, Final, NamedTuple, TypeAlias, cast, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    TypeAlias,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UnsetType
 from msgspec import inspect as kinds
 
 from taskbull.app.app import App
 from taskbull.app.batch import is_batch
-from taskbull.app.signature import converter, hints_of
+from taskbull.app.signature import converter, hints_of, readable_hints
 from taskbull.app.task import Received, Task, result_kind
 from taskbull.core import payload
 from taskbull.core.groups import CostRule, GroupRule
@@ -47,6 +61,19 @@ _ZONE = r"([Zz]|[+-]\d{2}:?\d{2})"
 _NUMBER = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
 _LENGTH = r"[+-]?P(?=.)(\d+(\.\d+)?[WD])*(T(\d+(\.\d+)?[HMS])+)?"
 _BASE64: Schema = {"type": "string", "contentEncoding": "base64"}
+_NUMBER_KEY: Schema = {"pattern": "^-?[0-9]+$"}
+_FLOAT_KEY: Schema = {"pattern": f"^{_NUMBER}$"}
+_TIMES, _DATETIMES = (
+    ({"format": name}, {"pattern": f"^{text}$"}, {"pattern": f"^{text}{_ZONE}?$"})
+    for name, text in (("time", _CLOCK), ("date-time", f"{_DAY}[Tt ]{_CLOCK}"))
+)
+"""Limits of texts with a time zone, without one, and of both."""
+
+NARROWER: Final[dict[str, list[Schema]]] = {
+    _FLOAT_KEY["pattern"]: [_NUMBER_KEY],
+    **{either["pattern"]: [zoned, naive] for zoned, naive, either in (_TIMES, _DATETIMES)},
+}
+"""Patterns, with the limits of texts that also match them."""
 
 _PLAIN: Final[dict[type[kinds.Type], Schema]] = {
     kinds.AnyType: {},
@@ -61,7 +88,7 @@ _PLAIN: Final[dict[type[kinds.Type], Schema]] = {
     kinds.MemoryViewType: _BASE64,
     kinds.UUIDType: {"type": "string", "format": "uuid"},
     kinds.DateType: {"type": "string", "format": "date"},
-    kinds.DecimalType: {"type": "string", "pattern": f"^({_NUMBER}|[+-]?(s?NaN|Infinity))$"},
+    kinds.DecimalType: {"type": "string", "pattern": f"^({_NUMBER}|[+-]?(s?NaN\\d*|Infinity))$"},
     kinds.TimeDeltaType: {"type": "string", "pattern": f"^{_LENGTH}$"},
 }
 
@@ -91,6 +118,14 @@ class _Definition(NamedTuple):
     name: str
     body: Schema
     is_output: bool
+    model: str = ""
+    """Name of the pydantic model that contains the type, or empty."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names for the definition. The second and third are used if a name is taken."""
+        names = [self.name, f"{self.name}Output"] if self.is_output else [self.name]
+        return [*names, f"{self.model}{names[-1]}"] if self.model else names
 
 
 class _Schemas:
@@ -112,9 +147,9 @@ class _Schemas:
         converter(hint)
         return self._of(kinds.type_info(hint), output)
 
-    def define(self, name: str, body: Schema, *, output: bool) -> Schema:
+    def define(self, name: str, body: Schema, *, output: bool, model: str = "") -> Schema:
         """Add a definition and return a reference to it."""
-        self._definitions.append(_Definition(_free_name(name), body, output))
+        self._definitions.append(_Definition(_free_name(name), body, output, model))
         return {"$ref": f"{REFERENCE}{len(self._definitions) - 1}"}
 
     def is_named(self, schema: Schema, name: str) -> bool:
@@ -129,19 +164,23 @@ class _Schemas:
             ConfigurationError: If two different types have the same name.
         """
         names = [each.name for each in self._definitions]
+        # Definitions that can have other names come last.
+        order = sorted(range(len(names)), key=lambda number: self._definitions[number][2:])
         while True:
             found: dict[str, Schema] = {}
             renamed = False
-            for number, each in sorted(enumerate(self._definitions), key=lambda one: one[1][2]):
+            for number in order:
+                each = self._definitions[number]
                 body = _renamed(each.body, names)
                 if found.setdefault(names[number], body) == body:
                     continue
-                if not each.is_output or names[number] != each.name:
+                left = each.names[each.names.index(names[number]) + 1 :]
+                if not left:
                     raise ConfigurationError(
                         f"The contract has two different types named '{names[number]}': rename the "
                         "class of one of them, or the task that it belongs to"
                     )
-                names[number] += "Output"
+                names[number] = left[0]
                 renamed = True
             if not renamed:
                 return {**_renamed(document, names), "$defs": dict(sorted(found.items()))}
@@ -158,8 +197,7 @@ class _Schemas:
             case kinds.LiteralType():
                 return {"enum": list(info.values)}
             case kinds.EnumType():
-                values = [member.value for member in info.cls]
-                return self._named(info.cls, output, lambda: {"enum": values})
+                return self._named(info.cls, output, lambda: _members(info.cls))
             case kinds.UnionType():
                 return {"anyOf": [self._of(each, output) for each in info.types]}
             case kinds.TupleType():
@@ -213,12 +251,14 @@ class _Schemas:
                 return {"anyOf": [self._key(one, output) for one in parts]}
             case kinds.LiteralType():
                 return {"enum": [str(each) for each in info.values if each is not None]}
+            case kinds.EnumType() if issubclass(info.cls, Flag):
+                return _NUMBER_KEY
             case kinds.EnumType() if any(isinstance(each.value, int) for each in info.cls):
                 return {"enum": [str(each.value) for each in info.cls]}
             case kinds.IntType():
-                return {"pattern": "^-?[0-9]+$"}
+                return _NUMBER_KEY
             case kinds.FloatType():
-                return {"pattern": f"^{_NUMBER}$"}
+                return _FLOAT_KEY
             case _ if isinstance(info, _TEXT_KEYS):
                 return self._of(info, output)
             case _:
@@ -267,12 +307,20 @@ class _Schemas:
         parts: dict[str, Schema] = schema.pop("$defs", {})
         start = len(self._definitions)
         numbers = {name: start + number for number, name in enumerate(parts)}
+        owner = _class_name(model)
         for name, part in parts.items():
-            self.define(_pascal(name), _renamed(part, numbers), output=output)
+            part_of = "" if _pascal(name) == owner else owner
+            self.define(_pascal(name), _renamed(part, numbers), output=output, model=part_of)
         body: Schema = _renamed(schema, numbers)
         if list(body) == ["$ref"]:  # A recursive model.
             return body
         return self._named(model, output, lambda: body)
+
+
+def _members(kind: type[Enum]) -> Schema:
+    if issubclass(kind, Flag):  # Members can be combined.
+        return {"type": "integer"}
+    return {"enum": [member.value for member in kind]}
 
 
 def _renamed(schema: Any, names: Mapping[Any, Any] | Sequence[Any]) -> Any:
@@ -289,32 +337,31 @@ def _renamed(schema: Any, names: Mapping[Any, Any] | Sequence[Any]) -> Any:
 
 
 def _tidied(schema: Any, output: bool) -> Any:
-    """Return a schema of pydantic without generated titles, and with the fields that it writes."""
+    """Return a schema of pydantic in the form of the others, and with the fields that it writes."""
     if isinstance(schema, list):
         return [_tidied(each, output) for each in cast("list[object]", schema)]
     if not isinstance(schema, dict):
         return schema
-    copy = {
-        name: _tidied(each, output)
-        for name, each in cast("Schema", schema).items()
-        if name != "title" or not isinstance(each, str)
-    }
-    fields: Schema | None = copy.get("properties")
-    if output and isinstance(fields, dict):
-        # A field with a default is always written, although pydantic does not list it.
-        known: list[str] = copy.get("required", [])
-        defaults = [name for name, each in fields.items() if "default" in each]
-        if required := [*known, *(name for name in defaults if name not in known)]:
-            copy["required"] = required
+    given = cast("Schema", schema)
+    # Other schemas have no titles or defaults, and no type beside the values of an enum.
+    left_out = {"title", "default", *(["type"] if isinstance(given.get("enum"), list) else [])}
+    copy = {name: _tidied(each, output) for name, each in given.items() if name not in left_out}
+    if isinstance(fields := given.get("properties"), dict):
+        properties = cast("Schema", fields)
+        copy["properties"] = {name: _tidied(each, output) for name, each in properties.items()}
+        if output:
+            # A field with a default is always written, although pydantic does not list it.
+            known: list[str] = copy.get("required", [])
+            defaults = [name for name, each in properties.items() if "default" in each]
+            if required := [*known, *(name for name in defaults if name not in known)]:
+                copy["required"] = required
     return copy
 
 
 def _moment(info: kinds.DateTimeType | kinds.TimeType) -> Schema:
-    is_time = isinstance(info, kinds.TimeType)
-    if info.tz is True:
-        return {"type": "string", "format": "time" if is_time else "date-time"}
-    text = _CLOCK if is_time else f"{_DAY}[Tt ]{_CLOCK}"
-    return {"type": "string", "pattern": f"^{text}$" if info.tz is False else f"^{text}{_ZONE}?$"}
+    with_zone, without, either = _TIMES if isinstance(info, kinds.TimeType) else _DATETIMES
+    known = {True: with_zone, False: without}
+    return {"type": "string", **known.get(cast("bool", info.tz), either)}
 
 
 def _limits(info: kinds.Type, kind: str) -> Schema:
@@ -344,12 +391,26 @@ def _array(items: list[Schema], least: int | None = None) -> Schema:
 
 def _is_present(info: _Fields, field: kinds.Field, output: bool) -> bool:
     """Return True if a field must be present, or is always written."""
-    if field.required or not output or isinstance(info, kinds.TypedDictType):
+    if not output or isinstance(info, kinds.TypedDictType):
         return field.required
-    if not isinstance(info, kinds.StructType):
+    if isinstance(info, kinds.NamedTupleType):
         return True
-    cls = get_origin(info.cls) or info.cls
-    return field.default is not UNSET and not cls.__struct_config__.omit_defaults
+    cls: Any = get_origin(info.cls) or info.cls
+    if _may_be_unset(get_type_hints(cls, include_extras=True)[field.name]):
+        return False
+    if isinstance(info, kinds.StructType):
+        return field.required or not cls.__struct_config__.omit_defaults
+    return field.name not in _left_out_of_init(cls)
+
+
+def _may_be_unset(hint: Any) -> bool:
+    return hint is UnsetType or any(map(_may_be_unset, get_args(hint)))
+
+
+def _left_out_of_init(cls: Any) -> set[str]:
+    """Return the fields of a dataclass or attrs class that an object may lack."""
+    fields = getattr(cls, "__attrs_attrs__", None) or dataclasses.fields(cls)
+    return {each.name for each in fields if not each.init}
 
 
 # Names.
@@ -357,25 +418,32 @@ def _is_present(info: _Fields, field: kinds.Field, output: bool) -> bool:
 
 _TAKEN: Final = frozenset(
     [
+        "Arguments",
         "Array",
         "Date",
+        "Definition",
         "Error",
+        "Handler",
         "JobGroup",
         "Map",
         "NoInfer",
+        "NonNullable",
         "Number",
         "Object",
+        "Omit",
         "Partial",
         "Promise",
         "RangeError",
         "Record",
         "RemoteTask",
+        "Returned",
         "Set",
         "Settings",
         "String",
         "Task",
         "TaskJob",
         "TaskOptions",
+        "Types",
     ]
 )
 """Names that the TypeScript module uses itself."""
@@ -386,8 +454,15 @@ def _free_name(name: str) -> str:
 
 
 def _class_name(kind: Any) -> str:
-    parts = [get_origin(kind) or kind, *get_args(kind)]
-    return _pascal("_".join(getattr(part, "__name__", str(part)) for part in parts))
+    """Return a name for a type, with those of its arguments."""
+    if kind in {None, NoneType}:
+        return "None"
+    if get_origin(kind) is Annotated:
+        return f"Annotated{_class_name(get_args(kind)[0])}"
+    if get_origin(kind) in {Union, UnionType}:
+        return "Or".join(map(_class_name, get_args(kind)))
+    name = getattr(get_origin(kind) or kind, "__name__", str(kind))
+    return _pascal("_".join([name, *map(_class_name, get_args(kind))]))
 
 
 def _pascal(text: str) -> str:
@@ -473,12 +548,7 @@ def _data(schemas: _Schemas, task: Task[..., Any]) -> Schema:
     if is_batch(task) and task.calling.items.have_fields:
         return _mapped(schemas, task, "an item", task.calling.items.kind, output=output)
     binder = task.calling.binder
-    try:
-        hints = hints_of(task.calling.function)
-    except Exception as error:
-        raise ConfigurationError(
-            f"Cannot resolve the annotations of task '{task.name}' ({task.location}): {error}"
-        ) from error
+    hints = readable_hints(task.name, task.calling.function, binder)
     properties = {
         name: _mapped(schemas, task, f"parameter '{name}'", hints.get(name, Any), output=output)
         for name in binder.parameters
@@ -712,7 +782,8 @@ def _object_type(schema: Schema, indent: str) -> str:
             return f"Record<string, {value}>"
         if "enum" in keys or "$ref" in keys:
             return f"Partial<Record<{_type(keys, indent)}, {value}>>"
-        return f"Record<{'number' if list(keys) == ['pattern'] else 'string'}, {value}>"
+        # A float is not written as in JavaScript, so its key is not the number's.
+        return f"Record<{'number' if keys == _NUMBER_KEY else 'string'}, {value}>"
     if not schema.get("properties"):
         return "Record<string, never>"
     inner = f"{indent}  "

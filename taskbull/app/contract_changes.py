@@ -7,13 +7,14 @@ round. A change breaks them if a value that is written no longer fits what is re
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
-from taskbull.app.contract import REFERENCE, Schema
+from taskbull.app.contract import NARROWER, REFERENCE, Schema
 from taskbull.errors import ConfigurationError
 
 
@@ -41,7 +42,7 @@ def breaks_of(old: Schema, new: Schema) -> list[str]:
             comparison = _Comparison(old, new) if reads else _Comparison(new, old)
             wording = _READ if reads else _WRITTEN
             for path, problem, detail in comparison.misfits(before[part], after[part], reads):
-                place = f"{part}.{path}" if path else part
+                place = f"{part}.{path}".replace(".[", "[").rstrip(".")
                 found.append(f"{name}: {place} {wording[problem].format(detail)}")
     return found
 
@@ -62,7 +63,7 @@ _WRITTEN: Final = {
 _Misfit: TypeAlias = tuple[str, str, str]
 """A path in a value, the kind of problem, and its detail."""
 
-_SAME: Final = ("format", "pattern", "contentEncoding", "multipleOf", "uniqueItems")
+_SAME: Final = ("format", "contentEncoding", "uniqueItems")
 
 
 class _Comparison:
@@ -71,7 +72,7 @@ class _Comparison:
     def __init__(self, writer: Schema, reader: Schema) -> None:
         self._writer = writer["$defs"]
         self._reader = reader["$defs"]
-        self._compared: set[tuple[str, str]] = set()
+        self._compared: set[tuple[object, object]] = set()
 
     def misfits(self, before: Schema, after: Schema, reads: bool) -> list[_Misfit]:
         """Return the incompatibilities of two schemas. `reads` is True if the newer one is read."""
@@ -83,7 +84,7 @@ class _Comparison:
         if pair[0] and pair[1]:
             if pair in self._compared:
                 return
-            self._compared.add(cast("tuple[str, str]", pair))
+            self._compared.add(pair)
         reference = written
         written, read = _resolved(written, self._writer), _resolved(read, self._reader)
         if written is False or read in ({}, True) or not _is_restricted(read):
@@ -130,11 +131,13 @@ class _Comparison:
                 yield path, "type", _about(written)
             return
         if "const" in read:
-            if written.get("const", read) != read["const"]:
+            # As text, because True == 1.
+            if "const" not in written or json.dumps(written["const"]) != json.dumps(read["const"]):
                 yield path, "type", _about(written)
             return
         if "const" in written:
-            if not _has_type(written["const"], read):
+            one = _schema_of(written["const"])
+            if any(self._plain(one, read, path)):
                 yield path, "type", _about(written)
             return
         kinds_of = written.get("type"), read.get("type")
@@ -172,6 +175,7 @@ class _Comparison:
                 yield _below(path, name), "unknown", ""
             else:
                 yield from self._of(each, others, _below(path, name))
+        yield from self._other_names(written, theirs, path)
         more = written.get("additionalProperties", True)
         if more is not False and "additionalProperties" in read:
             if others is False:
@@ -183,6 +187,16 @@ class _Comparison:
             yield from self._of(
                 keys, {"type": "string", **read["propertyNames"]}, _below(path, "*")
             )
+
+    def _other_names(self, written: Schema, theirs: Schema, path: str) -> Iterator[_Misfit]:
+        """Compare fields that may have any name, such as the items of a dict, with known fields."""
+        more = written.get("additionalProperties")
+        pair = id(cast("object", more)), id(theirs)
+        if not isinstance(more, dict) or pair in self._compared:
+            return
+        self._compared.add(pair)
+        for name in [each for each in theirs if each not in written.get("properties", {})]:
+            yield from self._of(more, theirs[name], _below(path, name))
 
 
 def _target(schema: Any) -> str | None:
@@ -215,28 +229,65 @@ def _choices(schema: Schema) -> list[Any]:
 def _limit_misfits(written: Schema, read: Schema, path: str) -> Iterator[_Misfit]:
     for word, limit in read.items():
         ours = written.get(word)
-        if word in {"minimum", "exclusiveMinimum"}:
-            fits = ours is not None and ours >= limit
+        if word in _BOUNDS:
+            fits = _is_within(written, read, word)
         elif word.startswith("min"):
             fits = (ours or 0) >= limit
-        elif word.startswith(("max", "exclusiveMax")):
+        elif word.startswith("max"):
             fits = ours is not None and ours <= limit
+        elif word == "multipleOf":
+            fits = ours is not None and ours % limit == 0
+        elif word == "pattern":
+            narrower = [{"pattern": limit}, *NARROWER.get(limit, ())]
+            fits = limit == "" or any(each.items() <= written.items() for each in narrower)
+            fits = fits or _matches(limit, written.get("text"))
         else:
             fits = word not in _SAME or ours == limit or not limit
         if not fits:
             yield path, "limit", f"{word} {limit}"
 
 
-def _has_type(value: Any, schema: Schema) -> bool:
-    matches = {
-        "string": isinstance(value, str),
-        "integer": isinstance(value, int) and not isinstance(value, bool),
-        "number": isinstance(value, int | float) and not isinstance(value, bool),
-        "boolean": isinstance(value, bool),
-        "null": value is None,
-    }
-    is_limited = any(_limit_misfits({}, schema, ""))
-    return matches.get(schema.get("type", ""), False) and not is_limited
+def _matches(pattern: str, text: str | None) -> bool:
+    try:
+        return text is not None and re.search(pattern, text) is not None
+    except re.error:  # Other programs have more kinds of patterns.
+        return False
+
+
+def _is_within(written: Schema, read: Schema, word: str) -> bool:
+    """Return True if all numbers that are written keep to a bound."""
+    sides = [each for each, sign in _BOUNDS.items() if sign == _BOUNDS[word] and each in written]
+    ours = max((_bound(written, each) for each in sides), default=(-math.inf, False))
+    return ours >= _bound(read, word)
+
+
+def _bound(schema: Schema, word: str) -> tuple[float, bool]:
+    """Return a bound so that a stricter one is greater, and whether it excludes its own value."""
+    value, is_exclusive = _BOUNDS[word] * schema[word], word.startswith("exclusive")
+    if is_exclusive and schema.get("type") == "integer" and value == int(value):
+        return value + 1, False
+    return value, is_exclusive
+
+
+_BOUNDS: Final = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
+"""The limits of numbers, with 1 for lower and -1 for upper bounds."""
+
+
+def _schema_of(value: object) -> Schema:
+    """Return the schema that only one value matches."""
+    match value:
+        case None:
+            return {"type": "null"}
+        case bool():
+            return {"type": "boolean"}
+        case str():
+            size = len(value)
+            return {"type": "string", "minLength": size, "maxLength": size, "text": value}
+        case int() | float():
+            kind = "integer" if isinstance(value, int) else "number"
+            return {"type": kind, "minimum": value, "maximum": value, "multipleOf": value}
+        case _:
+            return {"type": "any value"}
 
 
 def _about(schema: Schema) -> str:
@@ -257,6 +308,8 @@ def read_contract(text: bytes, place: str) -> Schema:
     """
     try:
         found = msgspec.json.decode(text)
+        if not all(isinstance(each, dict) for each in found["$defs"].values()):
+            raise TypeError
         for task in found["tasks"].values():
             _ = task["data"]["$ref"], task["result"]["$ref"], task["queue"], task["remote"]
         for name in re.findall(rb'"#/\$defs/([^"]*)"', text):

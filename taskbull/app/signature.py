@@ -398,14 +398,7 @@ def arguments_reader(task: str, function: Callable[..., Any], binder: Binder, ex
     Raises:
         ConfigurationError: If an annotation cannot be resolved, or JSON cannot represent its type.
     """
-    hints = dict(_hints(task, function))
-    for name, parameter in binder.parameters.items():
-        try:
-            _convertible(task, function, name, hints.get(name, Any))
-        except ConfigurationError:
-            if parameter.default is Parameter.empty:
-                raise
-            hints[name] = None  # For direct calls only, such as a callback. A job may store null.
+    hints = readable_hints(task, function, binder)
     fields = [
         (name, hints.get(name, Any))
         if parameter.default is Parameter.empty
@@ -431,6 +424,26 @@ def arguments_reader(task: str, function: Callable[..., Any], binder: Binder, ex
         return read
     hint = hints.get(binder.catch_all.name, Any)
     return _open_reader(task, binder, read, _convertible(task, function, "**", hint))
+
+
+def readable_hints(task: str, function: Callable[..., Any], binder: Binder) -> dict[str, Any]:
+    """Return the annotations of a task's parameters, as far as they can be read from JSON.
+
+    A parameter with a default may have another type. It is for direct calls only, such as a
+    callback, so a job may store null for it.
+
+    Raises:
+        ConfigurationError: If an annotation cannot be resolved, or JSON cannot represent its type.
+    """
+    hints = dict(_hints(task, function))
+    for name, parameter in binder.parameters.items():
+        try:
+            _convertible(task, function, name, hints.get(name, Any))
+        except ConfigurationError:
+            if parameter.default is Parameter.empty:
+                raise
+            hints[name] = None
+    return hints
 
 
 def parameter_reader(

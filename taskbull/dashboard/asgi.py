@@ -46,6 +46,7 @@ from taskbull.dashboard.messages import (
     Scope,
     Send,
     Stream,
+    path_sent,
 )
 from taskbull.dashboard.pages import (
     errors,
@@ -108,7 +109,7 @@ async def answer(dashboard: DashboardState, ctx: RequestContext) -> Response | S
     """Return the response to an admitted request."""
     path = ctx.request.path
     if path == "":  # Without the slash, relative links would point above the mount point.
-        return Response.redirect(f"{str(ctx.request.scope['path']).rpartition('/')[2]}/")
+        return Response.redirect(f"{path_sent(ctx.request.scope).rpartition('/')[2]}/")
     page = path.removeprefix("/")
     if ctx.request.method == "POST":
         return await _posted(dashboard, ctx, page)

@@ -194,7 +194,15 @@ def _path_below_mount(scope: Scope) -> str:
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     if root and (path == root or path.startswith(f"{root}/")):
         path = path[len(root) :]
-    return path
+    # Litestar adds a slash to the path of a mounted app. A browser resolves relative links by the
+    # path that it sent.
+    return f"{path.rstrip('/')}/" if path_sent(scope).endswith("/") else path.rstrip("/")
+
+
+def path_sent(scope: Scope) -> str:
+    """Return the path that the web server received, as far as the scope has it."""
+    raw = bytes(scope.get("raw_path") or b"").partition(b"?")[0]
+    return raw.decode("latin-1") or str(scope["path"])
 
 
 def _headers(scope: Scope) -> dict[str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import sentry_sdk
@@ -27,7 +28,7 @@ from taskbull.app.producer import JobSpec
 from taskbull.core import events
 from taskbull.core.outcome import Verdict
 from taskbull.core.schedule import Cron, Every
-from taskbull.errors import RateLimited, Snooze, WaitForChildren
+from taskbull.errors import RaisedInProcess, RateLimited, Snooze, WaitForChildren
 from taskbull.worker.running_job import RunningJob
 
 _ORIGIN = "auto.queue.taskbull"
@@ -170,7 +171,12 @@ def _capture(
             details["data"] = job.data
         else:
             scope.add_event_processor(_without_variables)
+        if isinstance(error, RaisedInProcess):
+            details["stack"] = error.stack
+            scope.add_event_processor(partial(_as_in_process, error))
         span = error.__dict__.get(_SPAN)
+        # There is no span without tracing, or if the job timed out, for example.
+        scope.generate_propagation_context(job.headers)
         if isinstance(span, Span):
             scope.span = span
         scope.set_transaction_name(job.name, source="task")
@@ -189,6 +195,16 @@ def _without_variables(event: Any, _: object) -> Any:
         frames: list[Any] = stack.get("frames", [])
         for frame in frames:
             frame.pop("vars", None)
+    return event
+
+
+def _as_in_process(error: RaisedInProcess, event: Any, _: object) -> Any:
+    """Give a report the class that was raised in the process, so that Sentry groups by it."""
+    module, _dot, name = error.kind.rpartition(".")
+    errors: list[Any] = event.get("exception", {}).get("values", [])
+    for each in errors:
+        if each.get("type") == RaisedInProcess.__name__:
+            each.update(type=name, module=module)
     return event
 
 

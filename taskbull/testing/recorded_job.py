@@ -50,6 +50,9 @@ class RecordedJob:
         ...     assert job.attempts == 1
     """
 
+    unreported: Fail | None = None
+    """The outcome of a job that was cancelled before it ran, until its hooks have run."""
+
     def __init__(self, spec: JobSpec[Any], number: int, now: float) -> None:
         self.spec = spec
         self.id = spec.options.job_id or str(number)
@@ -62,6 +65,7 @@ class RecordedJob:
         self.due = now + self._encoded.delay_ms / 1000
         """The earliest time to run the job, in seconds of virtual time."""
         self.state = JobState.DELAYED if self._encoded.delay_ms else JobState.WAITING
+        self._ended: float | None = None
         self.attempts = 0
         """Number of attempts made."""
         self.value: Any = None
@@ -101,8 +105,6 @@ class RecordedJob:
         """The field in `steps` of the wait that the job is in, or `None`."""
         self.deferred_failure: str | None = None
         """The reason why the job will fail without being run, if any."""
-        self.unreported: Fail | None = None
-        """The outcome of a job that was cancelled before it ran, until its hooks have run."""
 
     def wall_ms(self, now: float) -> int:
         """Convert virtual time to milliseconds since 1970, counted from when the job was added."""
@@ -161,6 +163,24 @@ class RecordedJob:
         if self.started_ms is None:
             return job
         return replace(job, processed_ms=self.started_ms, processed_by=WORKER_ID)
+
+    def snapshot(self) -> Job:
+        """Return the job as `JobHandle.info` would read it from Redis."""
+        failure, job = self.failure, self.as_job()
+        is_completed, is_failed = (self.state is x for x in (JobState.COMPLETED, JobState.FAILED))
+        return replace(
+            job,
+            attempts_started=job.attempts_started if self._ended is None else self.attempts,
+            raw_progress=None if self.progress == 0 else payload.encode(self.progress, "progress"),
+            raw_returnvalue=payload.encode(self.value, "result") if is_completed else None,
+            failed_reason=failure.reason if failure is not None and is_failed else None,
+            raw_stacktrace=None if failure is None else payload.encode([failure.stack], "stack"),
+            finished_ms=None if self._ended is None else self.wall_ms(self._ended),
+        )
+
+    def end(self, state: JobState, now: float) -> None:
+        """Store that the job has ended."""
+        self.state, self._ended = state, now
 
     @property
     def key(self) -> str:
@@ -370,7 +390,7 @@ def cancel(job: RecordedJob, reason: str, now: float) -> Cancelled:
         raise JobNotFound(job.queue, job.id)
     job.unreported = cancelled(reason)
     job.failure = job.unreported.failure
-    job.state = JobState.FAILED
+    job.end(JobState.FAILED, now)
     tell_parent(job, now)
     cancel_children(job, now)
     return Cancelled.BEFORE_START

@@ -211,21 +211,11 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         return self.state()
 
     def info(self) -> Job:
-        """Return the job as it would be read from Redis. It ends at the box's current time."""
-        recorded = self._job
-        job = recorded.as_job()
-        if recorded.state not in {JobState.COMPLETED, JobState.FAILED}:
-            return job
-        now_ms = recorded.wall_ms(self._box.now)
-        job = replace(job, attempts_started=recorded.attempts, finished_ms=now_ms)
-        if recorded.state is JobState.COMPLETED:
-            return replace(job, raw_returnvalue=payload.encode(recorded.value, "result"))
-        failure = failure_of(recorded)
-        stacks = payload.encode(failure.stacktrace, "stacktrace")
-        return replace(job, failed_reason=failure.reason, raw_stacktrace=stacks)
+        """Return everything that is stored about the job."""
+        return self._job.snapshot()
 
     async def ainfo(self) -> Job:
-        """Return the job as it would be read from Redis. See `info`."""
+        """Return everything that is stored about the job."""
         return self.info()
 
     def logs(self, start: int = 0, end: int = -1) -> Logs:
@@ -781,11 +771,11 @@ class Box:
             case Complete(value):
                 job.attempts += 1
                 job.value = payload.decode(value)
-                job.state = JobState.COMPLETED
+                job.end(JobState.COMPLETED, self.now)
             case Fail(failure):
                 job.attempts += 1
                 job.failure = failure
-                job.state = JobState.FAILED
+                job.end(JobState.FAILED, self.now)
                 if is_cancelled(failure.reason):
                     cancel_children(job, self.now)
             case RetryAfter(failure, delay):

@@ -5,6 +5,7 @@ tests/interop/test_contract.py compiles and runs the TypeScript.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -13,7 +14,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Optional, TypedDict, TypeVar
 from uuid import UUID, uuid4
 
 import jsonschema
@@ -26,7 +27,7 @@ from taskbull.app import contract
 from taskbull.app.contract import contract_of, typescript
 from taskbull.app.contract_changes import breaks_of
 from taskbull.core import payload
-from taskbull.errors import ConfigurationError
+from taskbull.errors import ConfigurationError, InvalidArguments
 from taskbull.testing import recorded
 from tests.interop.contract import bazaar
 from tests.interop.test_contract import example
@@ -60,6 +61,9 @@ def everything() -> bazaar.Everything:
         by_number={-1: "a"}, by_color={bazaar.Color.RED: 1},
         a_tree=bazaar.Tree("a", [bazaar.Tree("b")]), a_point=bazaar.Point(1),
         an_address={"name": "Ann"}, a_pet=bazaar.Cat(), a_pair=bazaar.Pair(1, 2),
+        a_list_pair=bazaar.Pair([1], []), a_text_pair=bazaar.Pair([], ["a"]),
+        some_rights=bazaar.Rights(3), a_patch=bazaar.Patch("a", msgspec.UNSET),
+        a_parcel=bazaar.Parcel(5), by_ratio={1.0: "a", -0.5: "b"},
         a_price=bazaar.Price(amount=Decimal(5), discounts=[bazaar.Price(amount=Decimal(1))]),
         some_money=bazaar.Money("5 EUR"), anything=[{"a": None}],
     )  # fmt: skip
@@ -82,12 +86,48 @@ def test_what_python_reads_matches_the_schema() -> None:
     bazaar.echo.check_data(json.dumps(data).encode())
 
 
-@pytest.mark.parametrize("pet", [bazaar.Dog(), bazaar.Dog(False), bazaar.Cat(3)])
-def test_optional_fields_are_written_or_not_as_the_schema_says(pet: Any) -> None:
-    def pick() -> bazaar.Cat | bazaar.Dog: ...  # type: ignore[empty-body]
+class Built(bazaar.Parcel):
+    def __post_init__(self) -> None:
+        self.stamps = 3
 
-    document = contract_of(app_with(pick))
-    validator(document, "PickResult").validate(payload.decode(payload.encode(pet, "result")))
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (bazaar.Cat | bazaar.Dog, bazaar.Dog()),
+        (bazaar.Cat | bazaar.Dog, bazaar.Dog(False)),
+        (bazaar.Cat | bazaar.Dog, bazaar.Cat(3)),
+        (bazaar.Patch, bazaar.Patch()),
+        (bazaar.Patch, bazaar.Patch(pages=msgspec.UNSET)),
+        (bazaar.Patch, bazaar.Patch("a", 2)),
+        (bazaar.Parcel, bazaar.Parcel(1)),
+        (Built, Built(1)),
+    ],
+)
+def test_optional_fields_are_written_or_not_as_the_schema_says(kind: Any, value: Any) -> None:
+    document = contract_of(app_with(hinted(kind, result=True)))
+    validator(document, "TaskResult").validate(payload.decode(payload.encode(value, "result")))
+
+
+@pytest.mark.parametrize("value", [bazaar.Rights(0), bazaar.Rights.READ, bazaar.Rights(3)])
+def test_flags_can_be_combined(value: bazaar.Rights) -> None:
+    document = contract_of(app_with(hinted(dict[bazaar.Rights, bazaar.Rights])))
+    raw = payload.encode(payload.with_text_keys({value: value}, "data"), "data")
+    validator(document, "TaskData").validate({"a": payload.decode(raw)})
+    assert "a: Record<number, Rights>;" in typescript(document)
+    assert "export type Rights = number;" in typescript(document)
+
+
+def test_a_parameter_that_only_direct_calls_pass_takes_null() -> None:
+    def fetch(url: str, on_done: Callable[[], None] | None = None) -> None: ...
+
+    app = app_with(fetch)
+    check = validator(contract_of(app), "FetchData")
+    for data, fits in (({}, True), ({"on_done": None}, True), ({"on_done": "a"}, False)):
+        assert check.is_valid({"url": "a", **data}) is fits
+        raw = json.dumps({"url": "a", **data}).encode()
+        with contextlib.nullcontext() if fits else pytest.raises(InvalidArguments):
+            app.tasks["fetch"].check_data(raw)
 
 
 WRONG: dict[str, Any] = {
@@ -97,6 +137,8 @@ WRONG: dict[str, Any] = {
     "a_union": [], "a_list": ["a"], "a_set": [1], "a_tuple": [1], "a_long_tuple": ["a"],
     "a_dict": {"a": "b"}, "by_number": {"a": "b"}, "by_color": {"green": 1}, "a_tree": {},
     "a_point": [], "an_address": {}, "a_pet": {"type": "fish"}, "a_pair": [1],
+    "a_list_pair": [[1], ["a"]], "a_text_pair": [[1], []], "some_rights": "READ",
+    "a_patch": {"title": None}, "a_parcel": {"grams": "5"}, "by_ratio": {"a": "b"},
     "a_price": {"amount": "1", "unknown": 1}, "some_money": 5,
 }  # fmt: skip
 
@@ -155,7 +197,7 @@ def test_a_type_without_a_json_form_is_refused() -> None:
     def takes(a: int, b: list[complex]) -> None: ...
 
     for function, message in (
-        (takes, r"parameter 'b' of task 'takes' .*annotated list\[complex\].*complex"),
+        (takes, r"Parameter 'b' of task 'takes' .*annotated list\[complex\].*complex"),
         (returns, r"the result of task 'returns' .*Weird"),
         (model, r"parameter 'a' of task 'model' .*Loose.*pydantic has no schema"),
     ):
@@ -181,7 +223,7 @@ class Level(Enum):
     ("kind", "key", "wrong", "code"),
     [
         (int, -3, "a", "Record<number, boolean>"),
-        (float, 1.5, "a", "Record<number, boolean>"),
+        (float, 1.5, "a", "Record<string, boolean>"),
         (Level, Level.HIGH, "3", 'Partial<Record<"1" | "2", boolean>>'),
         (Literal[1, 2], 2, "3", 'Partial<Record<"1" | "2", boolean>>'),
         (UUID, uuid4(), "a", "Record<string, boolean>"),
@@ -316,9 +358,60 @@ def test_classes_may_have_the_names_of_tasks_and_of_the_module() -> None:
 
 def test_names_of_the_module_are_reserved() -> None:
     text = Path(contract.__file__).with_name("contract.ts").read_text()
-    code = re.sub(r"/\*.*?\*/|//.*|\"[^\"]*\"|`[^`]*`", "", text, flags=re.DOTALL)
+    code = re.sub(r"/\*.*?\*/|//[^\n]*|\"[^\"]*\"|`[^`]*`", "", text, flags=re.DOTALL)
     used = set(re.findall(r"(?<![\w.])[A-Z]\w*", code))
     assert used - {"Data", "Result", "Extra", "T"} <= contract._TAKEN
+
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class Page(Generic[T]):
+    items: list[T]
+
+
+def test_a_generic_class_has_an_interface_for_each_argument() -> None:
+    def generic(  # noqa: PLR0917 - one for each kind of argument
+        a: Page[list[int]],
+        b: Page[list[str]],
+        c: Page[int | None],
+        d: Page[Optional[str]],  # noqa: UP045 - another spelling
+        e: Page[dict[str, int]],
+        f: Page[Page[int]],
+        g: Page[Annotated[int, msgspec.Meta(ge=0)]],
+        h: Page[Literal["a", "b"]],
+        i: Page[Any],
+    ) -> None: ...
+
+    assert set(contract_of(app_with(generic))["$defs"]) == {
+        "GenericData", "GenericResult", "PageListInt", "PageListStr", "PageIntOrNone",
+        "PageStrOrNone", "PageDictStrInt", "PageInt", "PagePageInt", "PageAnnotatedInt",
+        "PageLiteralAB", "PageAny",
+    }  # fmt: skip
+
+
+@dataclasses.dataclass
+class Event:
+    at: datetime
+
+
+class Log(pydantic.BaseModel):
+    color: bazaar.Color
+    event: Event
+
+
+def test_a_class_may_be_used_alone_and_in_a_model() -> None:
+    def use(log: Log, color: bazaar.Color, event: Event) -> Event: ...  # type: ignore[empty-body]
+
+    app = app_with(use)
+    document = contract_of(app)
+    # The model accepts other texts for a datetime.
+    assert set(document["$defs"]) == {"UseData", "UseResult", "Color", "Event", "Log", "LogEvent"}
+    data = {"log": {"color": "red", "event": {"at": "2026-01-02T03:04:05Z"}}, "color": "blue"}
+    data["event"] = {"at": "2026-01-02T03:04:05"}
+    validator(document, "UseData").validate(data)
+    app.tasks["use"].check_data(json.dumps(data).encode())
 
 
 def test_a_class_has_two_interfaces_only_if_it_needs_them() -> None:
@@ -376,6 +469,11 @@ class Point2(NamedTuple):
 
 class Fields(TypedDict):
     a: int
+
+
+@dataclasses.dataclass
+class Settings:
+    size: int = 1
 
 
 def first(a: int, b: str = "") -> str: ...  # type: ignore[empty-body]
@@ -438,12 +536,43 @@ NARROWER: list[tuple[Any, Any]] = [
     (bazaar.Point, Point2), (list[int], Annotated[list[int], msgspec.Meta(min_length=1)]),
     (str, bazaar.Color),
     (Annotated[str, msgspec.Meta(max_length=9)], Annotated[str, msgspec.Meta(max_length=5)]),
+    (Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(gt=0)]),
+    (Annotated[float, msgspec.Meta(ge=0)], Annotated[float, msgspec.Meta(gt=0)]),
+    (Annotated[float, msgspec.Meta(gt=0)], Annotated[float, msgspec.Meta(ge=1)]),
+    (Annotated[float, msgspec.Meta(lt=9)], Annotated[float, msgspec.Meta(lt=9, gt=0)]),
+    (Annotated[float, msgspec.Meta(lt=9)], Annotated[float, msgspec.Meta(le=8)]),
+    (Annotated[int, msgspec.Meta(multiple_of=2)], Annotated[int, msgspec.Meta(multiple_of=4)]),
+    (Annotated[int, msgspec.Meta(ge=0)], Literal[0, 5]), (float, Literal[1, 2]),
+    (Annotated[str, msgspec.Meta(min_length=2)], Literal["ab"]),
+    (Annotated[str, msgspec.Meta(pattern="^a")], Literal["ab", "ac"]),
+    (str, Annotated[str, msgspec.Meta(pattern="^$")]),
+    (datetime, Annotated[datetime, msgspec.Meta(tz=True)]),
+    (datetime, Annotated[datetime, msgspec.Meta(tz=False)]),
+    (time, Annotated[time, msgspec.Meta(tz=True)]), (dict[float, int], dict[int, int]),
+    (dict[int, int], dict[Literal[1, 2], int]),
 ]  # fmt: skip
+
+
+SAME: list[tuple[Any, Any]] = [
+    (Annotated[int, msgspec.Meta(gt=0)], Annotated[int, msgspec.Meta(ge=1)]),
+    (Annotated[int, msgspec.Meta(le=5)], Annotated[int, msgspec.Meta(lt=6)]),
+    (list[int], set[int]), (bazaar.Color, Literal["blue", "red"]), (int | None, None | int),
+    (str, Annotated[str, msgspec.Meta(min_length=0, pattern="")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_another_spelling_of_a_type_breaks_nobody(one: Any, other: Any) -> None:
+    for before, after in ((one, other), (other, one)):
+        assert changed(hinted(after), hinted(before)) == []
+        assert changed(hinted(after, result=True), hinted(before, result=True)) == []
 
 
 UNRELATED: list[tuple[Any, Any]] = [
     (str, int), (dict[str, int], Fields), (date, datetime), (int, str), (bool, int),
     (int | str | list[int], int | str | list[str]), (bazaar.Tree, bazaar.Price),
+    (Literal[1], Literal[True]), (dict[str, str], Settings),
+    (Literal["b"], Annotated[str, msgspec.Meta(pattern="^a")]),
 ]  # fmt: skip
 
 
@@ -464,6 +593,11 @@ def test_breaks_inside_of_values_are_named() -> None:
         return hinted(whole)
 
     assert changed(tree(2), tree(1)) == ["task: data.a[].*.a no longer accepts integer"]
+    before, after = (
+        hinted(list[kind], result=True)  # type: ignore[valid-type]
+        for kind in (int, str)
+    )
+    assert changed(after, before) == ["task: result[] can now be string"]
 
 
 def test_recursive_types_are_compared() -> None:

@@ -83,7 +83,7 @@ def test_a_type_that_cannot_be_mapped_is_refused(
         "@app.task\ndef paint(color: complex) -> None: ...\n"
     )
     said = fails(cli, "contract", "bad_types:app", "--typescript", "out.ts", code=2)
-    assert "parameter 'color' of task 'paint'" in said
+    assert "Parameter 'color' of task 'paint'" in said
     assert "complex" in said
     assert not Path("out.ts").exists()
 

@@ -300,6 +300,27 @@ async def test_it_is_mounted_in_fastapi(
     assert asked.status_code == 200
 
 
+async def test_it_is_mounted_in_litestar(
+    server: Reachable, prefix: str, make_queue: MakeQueue
+) -> None:
+    make_queue("emails").add("send")
+    dashboard = Dashboard(redis=server.url, prefix=prefix)
+
+    async def mount(scope: Any, receive: Any, send: Any) -> None:
+        """Pass a path below the mount point, always with a slash at its end."""
+        below = scope["path"].removeprefix("/jobs").rstrip("/")
+        await dashboard({**scope, "path": f"{below}/", "root_path": "/api"}, receive, send)
+
+    visitor = Visitor(mount)
+    assert (await visitor.get("jobs")).headers["location"] == "jobs/"
+    assert "emails" in (await visitor.get("jobs/")).text
+    for address in ("queue?q=emails", "static/style.css", "job?q=emails&id=1"):
+        assert (await visitor.get(f"jobs/{address}")).status_code == 200
+    assert (await visitor.get("jobs/queue/")).status_code == 404  # Its links would be wrong.
+    asked = await visitor.post("jobs/confirm", {"action": "pause", "q": "emails"})
+    assert asked.status_code == 200
+
+
 async def test_while_redis_is_away_the_last_sample_stays_and_then_goes_on(
     private_server: PrivateServers, prefix: str
 ) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import sentry_sdk
 from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
 from taskbull import App, Backoff, Every, PermanentError, Snooze
+from taskbull.app.app import load_app
 from taskbull.integrations.sentry import SentryIntegration
 from tests.servers.kinds import KINDS, Reachable, SharedServers
 
@@ -142,6 +145,55 @@ async def test_a_trace_goes_from_the_producer_through_the_job(app: App, anyio_ba
     headers = (await job.ainfo()).options.headers
     assert headers is not None
     assert headers["tenant"] == "acme"
+
+
+async def test_a_timeout_is_reported_in_the_trace_of_its_producer(
+    app: App, anyio_backend: str
+) -> None:
+    sent = _sentry()
+
+    @app.task(attempts=1, timeout=0.01)
+    async def hang() -> None:
+        await anyio.sleep_forever()
+
+    with sentry_sdk.start_transaction(op="test", name="request") as request:
+        await hang.adelay()
+    await app.run_worker(burst=True)
+    [report] = sent.of("event")
+    assert report["exception"]["values"][-1]["type"] == "TimeoutError"
+    assert report["contexts"]["trace"]["trace_id"] == request.trace_id
+
+
+async def test_an_error_in_a_process_is_reported_under_its_own_name(
+    server: Reachable,
+    prefix: str,
+    anyio_backend: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = _sentry()
+    (tmp_path / "parsing_tasks.py").write_text(
+        f"""
+import json
+from taskbull import App
+
+app = App("parsing", redis={server.url!r}, prefix={prefix!r})
+
+@app.task(attempts=1, process=True)
+def parse(text: str) -> None:
+    json.loads(text)
+"""
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    app = load_app("parsing_tasks:app")
+    await app.tasks["parse"].adelay("secret")
+    await app.run_worker(burst=True)
+    app.close()
+    [report] = sent.of("event")
+    error = report["exception"]["values"][-1]
+    assert (error["type"], error["module"]) == ("JSONDecodeError", "json.decoder")
+    assert "parsing_tasks.py" in report["contexts"]["job"]["stack"]
+    assert "secret" not in str(report)
 
 
 async def test_runs_of_a_schedule_check_in(app: App, anyio_backend: str) -> None:

@@ -130,7 +130,15 @@ def test_node_adds_jobs_that_python_runs(place: JobEnvironment) -> None:
         "a_price": {
             "amount": "1.5",
             "currency": "EUR",
-            "discounts": [{"amount": "0.5", "currency": "USD", "discounts": []}],
+            "discounts": [
+                {
+                    "amount": "0.5",
+                    "currency": "USD",
+                    "discounts": [],
+                    "color": "blue",
+                }
+            ],
+            "color": "red",
         },
     }
     assert found == {
@@ -239,7 +247,11 @@ def example() -> dict[str, Any]:
         "by_number": {"1": "one"}, "by_color": {"blue": 2},
         "a_tree": {"name": "a", "children": [{"name": "b"}]}, "a_point": [1.5],
         "an_address": {"name": "Ann"}, "a_pet": {"type": "dog", "goodBoy": False},
-        "a_pair": [1, 2],
-        "a_price": {"amount": "1.5", "discounts": [{"amount": "0.5", "currency": "USD"}]},
+        "a_pair": [1, 2], "a_list_pair": [[1], []], "a_text_pair": [["a"], []], "some_rights": 3,
+        "a_patch": {"pages": 2}, "a_parcel": {"grams": 5}, "by_ratio": {"1.5": "a"},
+        "a_price": {
+            "amount": "1.5",
+            "discounts": [{"amount": "0.5", "currency": "USD", "color": "blue"}],
+        },
         "some_money": "5 EUR", "anything": {"a": [1, None]},
     }  # fmt: skip

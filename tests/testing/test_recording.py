@@ -114,6 +114,28 @@ async def test_they_run_in_an_event_loop_too(shop: Shop) -> None:
     assert shop.sent == [("ann@example.org", "Welcome")]
 
 
+def test_everything_that_a_job_stored_can_be_read(shop: Shop) -> None:
+    @shop.app.task(attempts=2, backoff=Backoff.fixed(60))
+    def refuse() -> None:
+        raise ValueError("no")
+
+    with recorded(shop.app) as box:
+        sent, refused = shop.send.delay("ann", "Hi"), refuse.delay()
+        waiting = sent.info()
+        assert (waiting.progress, waiting.returnvalue, waiting.finished_on) == (0, None, None)
+        box.run(check=False)
+        done, failed = sent.info(), shop.app.job(refused.queue, refused.id).info()
+    assert (done.progress, done.failed_reason, done.attempts_made) == (100, None, 1)
+    assert done.returnvalue == sent.result()
+    assert (failed.returnvalue, failed.failed_reason, failed.attempts_made) == (
+        None, "ValueError: no", 2
+    )  # fmt: skip
+    assert "ValueError: no" in failed.stacktrace[-1]
+    assert done.finished_on is not None
+    assert failed.finished_on is not None
+    assert failed.finished_on - done.finished_on >= timedelta(seconds=59)
+
+
 def test_retries_take_no_time_but_that_of_the_box(shop: Shop) -> None:
     shop.fail_until = 2
     with recorded(shop.app) as box:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, IntFlag
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 from uuid import UUID
@@ -33,6 +33,11 @@ class Color(Enum):
 class Size(Enum):
     SMALL = 1
     LARGE = 2
+
+
+class Rights(IntFlag):
+    READ = 1
+    WRITE = 2
 
 
 @dataclasses.dataclass
@@ -67,12 +72,24 @@ class Pair(msgspec.Struct, Generic[T], array_like=True):
     second: T
 
 
+class Patch(msgspec.Struct):
+    title: str | msgspec.UnsetType = msgspec.UNSET
+    pages: int | msgspec.UnsetType = 1
+
+
+@dataclasses.dataclass
+class Parcel:
+    grams: int
+    stamps: int = dataclasses.field(init=False, default=1)
+
+
 class Price(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
     amount: Decimal
     currency: Literal["EUR", "USD"] = "EUR"
     discounts: list[Price] = []
+    color: Color = Color.RED
 
 
 class Money:
@@ -121,6 +138,12 @@ class Everything:
     an_address: Address
     a_pet: Cat | Dog
     a_pair: Pair[int]
+    a_list_pair: Pair[list[int]]
+    a_text_pair: Pair[list[str]]
+    some_rights: Rights
+    a_patch: Patch
+    a_parcel: Parcel
+    by_ratio: dict[float, str]
     a_price: Price
     some_money: Money
     anything: Any
