@@ -219,6 +219,9 @@ local function write()
       end
       if code == 0 then
         local key = prefix .. id
+        if own_id ~= "" then
+          redis.call("DEL", key .. ":tb:items") -- A removed job with this id may have left items.
+        end
         added[#added + 1] = id
         redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
         redis.call("HSET", key, "name", name, "data", args[at], "opts", opts,

@@ -12,7 +12,7 @@
 --                   of items; the items, as JSON
 -- RETURNS
 --   for each job the number of the run, or the reason for refusing: -1 no such job, -2 no lock, -6
---   another worker's lock
+--   another worker's lock, -14 another program has changed the job's stream
 -- EFFECTS
 --   an item has the id `<run>-<number>`, so it is written once even if a call is repeated. A run
 --   after the first one writes the entry `<run>-0`, which means that the job has restarted. The
@@ -22,6 +22,18 @@ local stalled = unpack(KEYS)
 local prefix, life, is_repeated = unpack(ARGV)
 
 --- @include "check_job"
+--- @include "ignore_wrongtype"
+--- @include "refusal"
+
+local UNWRITABLE = -14
+local MOST_RUNS = 10 ^ 13 -- Lua writes larger numbers with an exponent.
+
+-- last_id(items) -> run and number of the newest entry, or 0 and 0 if there is none.
+local function last_id(items)
+  local newest = ignore_wrongtype(redis.pcall("XREVRANGE", items, "+", "-", "COUNT", 1))
+  local run, number = string.match(newest and newest[1] and newest[1][1] or "", "^(%d+)-(%d+)$")
+  return tonumber(run) or 0, tonumber(number) or 0
+end
 
 -- begin_run(key, items, token, attempt, limit, rest) -> the number of the run with this token.
 local function begin_run(key, items, token, attempt, limit, rest)
@@ -30,7 +42,14 @@ local function begin_run(key, items, token, attempt, limit, rest)
   if holder == token then
     return tonumber(number)
   end
-  local run = (tonumber(number) or 0) + 1
+  local run = tonumber(number)
+  if not run then
+    -- A removed job with this id may have left items. Some readers may be past them already.
+    run = last_id(items)
+    run = run < MOST_RUNS and run or 0
+    redis.call("DEL", items)
+  end
+  run = run + 1
   if run > 1 then
     -- If the id exists, an earlier call was refused after this command.
     redis.pcall("XADD", items, "MAXLEN", "=", limit, run .. "-0", "event", "restart",
@@ -40,11 +59,18 @@ local function begin_run(key, items, token, attempt, limit, rest)
   return run
 end
 
--- last_number(items, run) -> the number of the last item in a run, or 0.
-local function last_number(items, run)
-  local newest = redis.call("XREVRANGE", items, "+", "-", "COUNT", 1)[1]
-  local last_run, number = string.match(newest and newest[1] or "0-0", "^(%d+)-(%d+)$")
-  return tonumber(last_run) == run and tonumber(number) or 0
+-- write_item(items, limit, id, item) -> whether the item was written. False if another program has
+-- changed the key.
+local function write_item(items, limit, id, item)
+  local message = refusal(redis.pcall("XADD", items, "MAXLEN", "=", limit, id, "item", item))
+  if not message then
+    return true
+  end
+  if string.find(message, "WRONGTYPE", 1, true) or string.find(message, " stream ", 1, true) then
+    return false
+  end
+  redis.call("XADD", items, "MAXLEN", "=", limit, id, "item", item) -- raises the error
+  return true
 end
 
 local codes, words, place = {}, ARGV, 4
@@ -58,11 +84,16 @@ while place <= #words do
     if code == 0 then
       code = begin_run(key, items, token, attempt, limit, rest)
     end
-    local written = is_repeated == "1" and last_number(items, code) or 0
+    local written = 0
+    if is_repeated == "1" then
+      local last_run, last = last_id(items)
+      written = last_run == code and last or 0
+    end
     for i = 0, count - 1 do
-      if first + i > written then
-        redis.call("XADD", items, "MAXLEN", "=", limit, code .. "-" .. first + i,
-          "item", words[place + i])
+      if first + i > written
+        and not write_item(items, limit, code .. "-" .. first + i, words[place + i]) then
+        code = UNWRITABLE
+        break
       end
     end
     redis.call("PEXPIRE", items, life)

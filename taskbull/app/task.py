@@ -19,6 +19,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from contextlib import aclosing
 from importlib import import_module
 from operator import attrgetter
 from types import GenericAlias
@@ -772,7 +773,7 @@ class StreamEnqueueable(Enqueueable[P, R], Generic[P, R, I]):
 
         def options(self, **options: Unpack[CallOptions]) -> StreamVariant[P, R, I]: ...
 
-    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[I]:
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Generator[I, None, None]:
         """Enqueue a job with these arguments, and follow the items that it yields. Blocks.
 
         To get a handle as well, or to notice retries, use `delay` and then `stream` of the handle.
@@ -789,7 +790,7 @@ class StreamEnqueueable(Enqueueable[P, R], Generic[P, R, I]):
         self.calling.blocking.check()
         return self.calling.producer.add(self._spec(args, kwargs)).stream()
 
-    async def astream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[I]:
+    async def astream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[I, None]:
         """Enqueue a job with these arguments, and follow the items that it yields.
 
         This is `stream` for asyncio and trio. The job is enqueued when the iteration starts.
@@ -799,12 +800,9 @@ class StreamEnqueueable(Enqueueable[P, R], Generic[P, R, I]):
             ...     print(text, end="")
         """
         job = await self.calling.producer.aadd(self._spec(args, kwargs))
-        items = cast("AsyncGenerator[I, None]", job.astream())
-        try:
+        async with aclosing(job.astream()) as items:
             async for item in items:
                 yield item
-        finally:
-            await items.aclose()
 
     def _variant(self, queue: str, options: JobOptions) -> Variant[P, R]:
         return StreamVariant[P, R, I](self.calling, queue, options)

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Union, cast, get_args, get_origin
@@ -348,6 +348,8 @@ def _explain(value: object, path: str, error: Exception) -> NoReturn:
         reason = f"has a key that is not a string: {error}"
     else:
         reason = f"is of type {type(value).__qualname__}, which cannot be serialized to JSON"
+        if isinstance(value, Iterator | AsyncIterator):
+            reason += ": make a list of it, or let the function of the task yield"
         reason += model_advice(type(value))
     raise SerializationError(f"{path} {reason}") from error
 

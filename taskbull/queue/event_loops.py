@@ -58,7 +58,14 @@ from taskbull.queue.streams import Cursor
 from taskbull.scripts.add import Added
 from taskbull.scripts.call import Steps, again
 from taskbull.scripts.read import BLOCK, last_event_id, read_ends
-from taskbull.scripts.streams import PAGE, Entry, EntryId, read_page, wait_for_entries
+from taskbull.scripts.streams import (
+    PAGE,
+    PAGE_BYTES,
+    Entry,
+    EntryId,
+    read_page,
+    wait_for_entries,
+)
 from taskbull.store import backend
 from taskbull.store.address import Address
 from taskbull.store.async_store import Store, ambient_store
@@ -446,12 +453,12 @@ class Subscription:
     def push(self, entries: list[Entry]) -> None:
         """Add entries, unless the reader is behind."""
         self.look_at = current_time() + BLOCK
-        if len(self.entries) + len(entries) > PAGE:
-            self.is_behind = True
+        if not self.is_behind:
+            self.entries += entries
+            size = sum(len(entry.raw) for entry in self.entries)
+            self.is_behind = len(self.entries) > PAGE or size > PAGE_BYTES
         if self.is_behind:
             self.entries = []
-        else:
-            self.entries += entries
         self._notify()
 
     def end(self, found: Found | Exception) -> None:
@@ -656,7 +663,7 @@ class LoopContext:
                     continue
                 ended, reader.is_behind, reader.entries = reader.ended, False, []
                 page = await self.store.run(cursor.page())
-                is_last = len(page) < PAGE
+                is_last = not cursor.has_more
                 if is_last and watch is None and ended is None:
                     watch = self._stream_watch(keys)
                     watch.join(reader, job_id, page[-1].id if page else cursor.place)

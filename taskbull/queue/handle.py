@@ -12,7 +12,6 @@ import warnings
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Callable,
     Generator,
     Iterable,
@@ -510,7 +509,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
             raise stripped(error) from error.__cause__
         return self._value(ending)
 
-    def stream(self, *, on_restart: OnRestart | None = None) -> Iterator[Any]:
+    def stream(self, *, on_restart: OnRestart | None = None) -> Generator[Any, None, None]:
         """Follow the items that the job yields, from the first one until the job ends. Blocks.
 
         Any number of readers can follow a job, even after it has ended. A reader that loses its
@@ -536,7 +535,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
         cursor = Cursor(self._keys, self.id)
         return Items(cursor, self._read, on_restart).read(self._entries(cursor))
 
-    def astream(self, *, on_restart: OnRestart | None = None) -> AsyncIterator[Any]:
+    def astream(self, *, on_restart: OnRestart | None = None) -> AsyncGenerator[Any, None]:
         """Follow the items that the job yields. See `stream`.
 
         `on_restart` may be an async function.
@@ -544,11 +543,16 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
         Example:
             >>> async for text in job.astream():
             ...     print(text, end="")
+
+            To stop early, use `aclosing` from contextlib:
+
+            >>> async with aclosing(job.astream()) as items:
+            ...     first = await anext(items)
         """
         cursor = Cursor(self._keys, self.id)
         return Items(cursor, self._read, on_restart).aread(self._aentries(cursor, BLOCK))
 
-    def sse(self, last_event_id: str | None = None) -> AsyncIterator[str]:
+    def sse(self, last_event_id: str | None = None) -> AsyncGenerator[str, None]:
         """Follow the job as server-sent events, for a streaming HTTP response.
 
         Each item is an event with an id, and its data is the item as JSON. If the job is retried,
@@ -720,9 +724,9 @@ if TYPE_CHECKING:
     class StreamHandle(JobHandle[R_co], Generic[R_co, I_co], frozen=True):
         """A handle for a job that yields items. At run time it is a `JobHandle`."""
 
-        def stream(self, *, on_restart: OnRestart | None = None) -> Iterator[I_co]: ...
+        def stream(self, *, on_restart: OnRestart | None = None) -> Generator[I_co, None, None]: ...
 
-        def astream(self, *, on_restart: OnRestart | None = None) -> AsyncIterator[I_co]: ...
+        def astream(self, *, on_restart: OnRestart | None = None) -> AsyncGenerator[I_co, None]: ...
 
 
 def handle(client: QueueClient, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:

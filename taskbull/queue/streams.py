@@ -11,7 +11,7 @@ import inspect
 import logging
 import re
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -40,6 +40,7 @@ from taskbull.scripts.call import Operation, Steps, again, text
 from taskbull.scripts.read import BLOCK, last_event_id
 from taskbull.scripts.streams import (
     PAGE,
+    PAGE_BYTES,
     START,
     Entry,
     EntryId,
@@ -68,6 +69,10 @@ class StreamReaders(Struct, frozen=True):
         return self.result(raw)
 
 
+_FIRST_PAGE: Final = 10
+"""Number of entries of the first read. The size of their items decides on the next ones."""
+
+
 class Cursor:
     """Position of one reader in a job's stream."""
 
@@ -75,6 +80,9 @@ class Cursor:
         self.keys = keys
         self.job_id = job_id
         self.place = after
+        self.has_more = True
+        """True if the last page was full."""
+        self._count = _FIRST_PAGE
         self._end: Entry | None = None
         self._is_warned = False
 
@@ -102,7 +110,7 @@ class Cursor:
         Raises:
             ServerRefused: If the stream cannot be read. The error names its key if that is none.
         """
-        call = read_page(self.keys, self.job_id, self.place)
+        call = read_page(self.keys, self.job_id, self.place, self._count)
         try:
             page: list[Entry] = yield from again(call)
         except ServerRefused as error:
@@ -113,6 +121,9 @@ class Cursor:
                 f"Cannot read the items of job '{self.job_id}' in queue '{self.keys.queue}': the "
                 f"key '{call.key}' is not a stream, so another program has written it",
             ) from None
+        self.has_more = len(page) == self._count
+        if size := sum(len(entry.raw) for entry in page):
+            self._count = max(1, min(PAGE, PAGE_BYTES * len(page) // size))
         return page
 
     def wait(self, event: str) -> Steps[tuple[str, list[Ending | None]]]:
@@ -182,7 +193,7 @@ def _follow(cursor: Cursor) -> Generator[list[Entry] | Operation[Any], Any, None
         page: list[Entry] = yield cursor.page()
         if new := cursor.take(page):
             yield new
-        if len(page) == PAGE:
+        if cursor.has_more:
             continue
         if found is not None:
             yield cursor.check_end(found)
@@ -214,7 +225,7 @@ class Items:
         self._read = item_reader(read)
         self._on_restart = on_restart
 
-    def read(self, pages: Iterator[list[Entry]]) -> Iterator[Any]:
+    def read(self, pages: Iterator[list[Entry]]) -> Generator[Any, None, None]:
         """Yield the items of a job, and call `on_restart` between attempts."""
         try:
             for page in pages:
@@ -226,7 +237,7 @@ class Items:
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 
-    async def aread(self, pages: AsyncGenerator[list[Entry], None]) -> AsyncIterator[Any]:
+    async def aread(self, pages: AsyncGenerator[list[Entry], None]) -> AsyncGenerator[Any, None]:
         """Yield the items of a job, and call or await `on_restart` between attempts."""
         try:
             async for page in pages:
@@ -271,7 +282,9 @@ def sse_start(last_event_id: str | None) -> EntryId:
     return read_entry_id("last_event_id", last_event_id) if last_event_id else START
 
 
-async def sse(cursor: Cursor, pages: AsyncGenerator[list[Entry], None]) -> AsyncIterator[str]:
+async def sse(
+    cursor: Cursor, pages: AsyncGenerator[list[Entry], None]
+) -> AsyncGenerator[str, None]:
     """Yield a job's stream as server-sent events.
 
     `pages` yields an empty page every `LOOK` seconds without items. The stream ends without an

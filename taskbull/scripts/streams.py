@@ -20,7 +20,8 @@ from taskbull.core import payload
 from taskbull.core.job import Ending
 from taskbull.core.keys import QueueKeys
 from taskbull.core.validation import refusal
-from taskbull.scripts.call import Call, Command, Word, load, number, text
+from taskbull.errors import ServerRefused, TaskbullError
+from taskbull.scripts.call import REFUSALS, Call, Command, Word, load, number, text
 from taskbull.scripts.read import ends_in
 
 WRITE_ITEMS = load("write_items")
@@ -29,6 +30,9 @@ PREVIEW_ITEMS = load("preview_items")
 PAGE: Final = 100
 """Maximum number of entries per read."""
 
+PAGE_BYTES: Final = 1 << 20
+"""Number of bytes that a reader wants to get or hold. It may be more if items differ in size."""
+
 _IDLE_LIFE_MS: Final = 7 * 86_400_000
 """Milliseconds until a stream without new entries expires if its job does not end."""
 
@@ -36,6 +40,8 @@ _LONGEST: Final = 2_000
 """Maximum number of bytes of an item in a preview."""
 
 _LAST: Final = 18_446_744_073_709_551_615
+
+_UNWRITABLE: Final = -14
 
 
 class EntryId(NamedTuple):
@@ -105,12 +111,25 @@ def write_items(
     return Call(WRITE_ITEMS, (queue.stalled,), tuple(args), list)
 
 
-def read_page(queue: QueueKeys, job_id: str, after: EntryId) -> Command[list[Entry]]:
-    """Return up to `PAGE` entries after an id."""
+def write_error(code: int, queue: QueueKeys, job_id: str) -> TaskbullError:
+    """Return the error for a negative code of `write_items`."""
+    if code != _UNWRITABLE:
+        return REFUSALS[code](queue.queue, job_id)
+    return ServerRefused(
+        "WRONGTYPE",
+        f"Cannot write the items of job '{job_id}' in queue '{queue.queue}': another program has "
+        f"changed the key '{queue.items(job_id)}'",
+    )
+
+
+def read_page(
+    queue: QueueKeys, job_id: str, after: EntryId, count: int = PAGE
+) -> Command[list[Entry]]:
+    """Return up to `count` entries after an id."""
     key = queue.items(job_id)
     # Redis 6.0 has no exclusive ranges.
     start = f"{after.run + 1}-0" if after.number == _LAST else f"{after.run}-{after.number + 1}"
-    words: tuple[Word, ...] = ("XRANGE", key, start, "+", "COUNT", PAGE)
+    words: tuple[Word, ...] = ("XRANGE", key, start, "+", "COUNT", count)
     return Command(words, key, lambda reply: [_decode(each) for each in reply])
 
 

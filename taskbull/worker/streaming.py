@@ -27,8 +27,7 @@ from taskbull.errors import (
     ServerUnavailable,
     TaskbullError,
 )
-from taskbull.scripts.call import REFUSALS
-from taskbull.scripts.streams import Unwritten, write_items
+from taskbull.scripts.streams import Unwritten, write_error, write_items
 from taskbull.store.async_store import Store
 from taskbull.store.backend import Waiter, poster, waiters, wake
 from taskbull.worker.run import Run
@@ -113,13 +112,13 @@ def plain_call(
                 collected.add(item, len(raw))
                 job.check()
             port.call("flush_stream")
-        except Exception:
-            generator.close()
-            with suppress(TaskbullError):
-                port.call("flush_stream")
+        except BaseException:
+            try:
+                generator.close()
+            finally:
+                with suppress(TaskbullError):
+                    port.call("flush_stream")
             raise
-        finally:
-            generator.close()
         return collected.result()
 
     return run
@@ -342,7 +341,7 @@ class StreamWriter:
 
     def _settle(self, stream: JobStream, code: int) -> None:
         if code < 0:
-            self._end(stream, REFUSALS[code](stream.keys.queue, stream.run.job.id))
+            self._end(stream, write_error(code, stream.keys, stream.run.job.id))
             return
         with self._lock:
             items = stream.in_flight or ()
@@ -363,7 +362,7 @@ class StreamWriter:
         if not is_passing(error) or now - since >= _PATIENCE:
             self._end(stream, error)
             return
-        stream.is_repeated = stream.is_repeated or isinstance(error, MaybeExecuted)
+        stream.is_repeated = True
         with self._lock:
             self._unwritten[stream] = None
         self._notify(stream)  # Its run may be lost or cancelled.

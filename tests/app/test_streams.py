@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -283,8 +285,8 @@ async def test_a_job_that_has_lost_its_lock_writes_nothing(bed: Bed, admin: redi
     async with bed.app.worker(shutdown_timeout=1).running():
         job = await bed.count.adelay(1, wait=True)
         with fail_after(LIMIT):
-            async for _ in job.astream():
-                break
+            async with aclosing(job.astream()) as items:
+                await anext(items)
             admin.set(f"{base}{job.id}:lock", "another")
             await until(lambda: bool(bed.closed))
         entries = admin.xlen(key_of(bed, job))
@@ -336,7 +338,87 @@ async def test_a_stream_goes_with_its_job(bed: Bed, admin: redis.Redis) -> None:
         assert 0 < admin.pttl(key_of(bed, job)) <= 3_600_000
 
 
+async def test_a_job_with_the_id_of_a_removed_one_has_its_own_items(
+    bed: Bed, admin: redis.Redis
+) -> None:
+    variant = bed.speak.options(job_id="again", keep_completed=Keep.none())
+    async with bed.app.worker().running():
+        for words in (["a", "b", "c"], ["d"], ["e", "f"]):
+            job = await variant.adelay(words)
+            assert await collect(job.astream()) == words
+            first, _ = entries_of(admin, key_of(bed, job))[0]
+            assert first == b"1-1"
+
+
+@pytest.mark.parametrize("left", ["stream", "text"])
+async def test_items_left_by_another_job_do_not_stop_a_job(
+    bed: Bed, admin: redis.Redis, left: str
+) -> None:
+    job = await bed.speak.adelay(["new"])  # Node may have added it, and does not remove items.
+    key = key_of(bed, job)
+    if left == "stream":
+        admin.xadd(key, {"item": '"old"'}, id="4-1")
+        admin.xadd(key, {"event": "end", "state": "completed"}, id="4-18446744073709551615")
+    else:
+        admin.set(key, "x")
+    seen: list[str] = []
+    with fail_after(LIMIT):
+        if left == "stream":
+            async for word in job.astream(on_restart=seen.clear):
+                seen.append(word)
+                if word == "old":
+                    async with bed.app.worker().running():
+                        assert await job.aresult() == "new"
+            assert seen == ["new"]
+        async with bed.app.worker().running():
+            assert await job.aresult() == "new"
+            assert await collect(job.astream()) == ["new"]
+
+
+async def test_a_reader_of_large_items_holds_few_of_them(bed: Bed, admin: redis.Redis) -> None:
+    job = await bed.app.queue("q").add("other", {}, delay=86_400)
+    for number in range(1, 61):
+        admin.xadd(key_of(bed, job), {"item": f'"{"x" * 1_000_000}"'}, id=f"1-{number}")
+
+    async def read() -> None:
+        count = 0
+        async with aclosing(bed.app.job("q", job.id).astream()) as items:
+            async for _ in items:
+                count += 1
+                if count == 60:
+                    break
+
+    tracemalloc.start()
+    try:
+        with fail_after(LIMIT):
+            await read()
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+
+
 # Trouble
+
+
+@pytest.mark.everywhere
+@pytest.mark.parametrize("how", ["text", "later"])
+async def test_a_job_whose_stream_is_broken_stops_no_other(
+    bed: Bed, admin: redis.Redis, how: str
+) -> None:
+    async with bed.app.worker(concurrency=5).running():
+        bad, *good = [await bed.speak_slowly.adelay(TEXT) for _ in range(4)]
+        with fail_after(LIMIT):
+            await until(lambda: bool(admin.exists(key_of(bed, bad))))
+            if how == "text":
+                admin.set(key_of(bed, bad), "x")
+            else:
+                admin.xadd(key_of(bed, bad), {"item": "0"}, id="99-0")
+            with pytest.raises(JobFailed, match="another program has changed the key"):
+                await bad.aresult()
+            bed.gate.set()
+            for job in good:
+                assert await collect(job.astream()) == TEXT
+                assert await job.aresult() == TEXT
 
 
 @pytest.mark.everywhere
@@ -378,11 +460,12 @@ async def test_items_whose_reply_is_lost_are_written_once(
                 job = await bed.speak_slowly.adelay(TEXT)
                 seen: list[str] = []
                 with fail_after(LIMIT):
-                    async for word in job.astream():
-                        seen.append(word)
-                        if len(seen) == len(TEXT):
-                            await job.acancel()
-                            break
+                    async with aclosing(job.astream()) as items:
+                        async for word in items:
+                            seen.append(word)
+                            if len(seen) == len(TEXT):
+                                await job.acancel()
+                                break
                 assert seen == TEXT
                 numbers = [
                     each for each, _ in entries_of(admin, key_of(bed, job)) if len(each) < 10
@@ -669,6 +752,24 @@ async def test_inline_jobs_stream_in_an_event_loop() -> None:
         assert [word async for word in bed.speak.astream(["a", "b"])] == ["a", "b"]
         job = await bed.speak.adelay(["a"])
         assert "event: end" in "".join([chunk async for chunk in job.sse()])
+
+
+async def test_items_before_an_exit_reach_readers(server: Reachable, prefix: str) -> None:
+    app = App("exit", redis=server.url, prefix=prefix, queue="q", attempts=1)
+
+    @app.task
+    def leave() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise SystemExit(3)
+
+    async with app.worker().running():
+        job = await leave.adelay()
+        with fail_after(LIMIT), pytest.raises(JobFailed, match="SystemExit"):
+            await job.aresult()
+        chunks = "".join([chunk async for chunk in job.sse()])
+    assert [event["data"] for event in events_of(chunks)[1:3]] == ["1", "2"]
+    app.close()
 
 
 async def test_an_item_that_is_not_json_fails_the_job(server: Reachable, prefix: str) -> None:
