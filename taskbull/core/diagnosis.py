@@ -481,8 +481,8 @@ def _running(job: JobFacts) -> Iterator[Reason]:
         yield from holding(job.queue, job.name, job.unknown_task, job.state)
         return
     if (seen := job.queue.gone.get(job.worker)) is not None:
-        silent = span((now - seen).total_seconds())
-        text = f"Its worker {job.worker} is gone: it has written no record for {silent}. When "
+        unheard = span((now - seen).total_seconds())
+        text = f"Its worker {job.worker} is gone: it has written no record for {unheard}. When "
         text += f"its lock expires in {span(job.lock_seconds)}, another worker can return it."
         yield _reason("worker_gone", text, worker=job.worker, started=job.started, seen=seen)
         yield from _deaths(job)

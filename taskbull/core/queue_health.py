@@ -251,7 +251,7 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def overdue(self) -> float | None:
-        """Seconds for which a delayed job has been due without being fetched, or `None`."""
+        """Seconds since the next delayed job was due, or `None` if it is not due yet."""
         if self.next_due is None or not self.counts.get(JobState.DELAYED, 0):
             return None
         late = (self.now - self.next_due).total_seconds()

@@ -260,7 +260,7 @@ class QueueWatch:
 
     @property
     def has_many_failures(self) -> bool:
-        """True if so many jobs failed in the last minutes that their errors matter."""
+        """True if enough jobs failed in the last minutes to read their errors."""
         return self.has_failed and self.facts().failed.total(MINUTES) >= LEAST_FAILED
 
     def sampled(self, sample: QueueSample) -> None:
