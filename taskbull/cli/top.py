@@ -136,6 +136,7 @@ def _inside(
         up = span(queue.now.timestamp() - record.started_ms / 1000)
         about = f"{record.running}/{record.concurrency} running   up {up}   lag {record.lag_ms} ms"
         about += f"   {record.memory // 2**20} MB{'   quiet' if record.quiet else ''}"
+        about += "   not responding" if record.id in queue.silent else ""
         lines.append(Text(f"{printable(record.id)}   {about}"))
     if queue.foreign:
         lines.append(Text(f"{count_of(queue.foreign, 'other worker')} connected"))

@@ -95,7 +95,9 @@ def holding(
         return
     if task and (reason := _task_unknown(queue, task, unknown_task)) is not None:
         yield reason
-    ours: Sequence[WorkerRecord] = () if queue.foreign else queue.records
+    if queue.is_unresponsive:
+        yield _silent(queue)
+    ours: Sequence[WorkerRecord] = () if queue.foreign else queue.responding
     opened = [one for one in ours if one.circuit is not None and one.circuit.state == "open"]
     if ours and len(opened) == len(ours):
         yield _breaker(queue, opened)
@@ -114,7 +116,7 @@ def explain_queue(queue: QueueFacts) -> list[Reason]:
     """Return the reasons why the jobs of a queue do not run, the main cause first."""
     reasons = [*holding(queue)]
     is_held = bool(reasons) or queue.is_stuck
-    if queue.waiting:
+    if queue.waiting or queue.overdue is not None:
         reasons += _busy(queue)
     if queue.unknown_tasks:
         facts = {"tasks": dict(queue.unknown_tasks)}
@@ -176,6 +178,17 @@ def _no_worker(queue: QueueFacts) -> Reason:
     return Reason("no_worker", f"{text} Start one with `taskbull worker`.", facts)
 
 
+def _silent(queue: QueueFacts) -> Reason:
+    is_one = len(queue.silent) == 1
+    who = "The only worker is" if is_one else f"All {len(queue.silent)} workers are"
+    since = span((queue.now - max(queue.silent.values())).total_seconds())
+    text = f"{who} connected but {'does' if is_one else 'do'} not respond (for {since}): {_FROZEN}."
+    return Reason("not_responding", text, {"workers": sorted(queue.silent)})
+
+
+_FROZEN: Final = "the process is frozen, or a task blocks its event loop"
+
+
 def _task_unknown(
     queue: QueueFacts, task: str, unknown_task: tuple[datetime, datetime] | None
 ) -> Reason | None:
@@ -202,14 +215,19 @@ def _busy(queue: QueueFacts) -> Iterator[Reason]:
     slots = queue.busy_slots
     if not slots or queue.paused:
         return
-    of = "the only worker" if len(queue.records) == 1 else f"all {len(queue.records)} workers"
+    many = len(queue.responding)
+    of = "the only worker" if many == 1 else f"all {many} workers"
     text = f"All {slots:,} slots of {of} are busy" if slots > 1 else f"The slot of {of} is busy"
-    if queue.longest is not None:
+    advice = ""
+    if lost := queue.lost:
+        text += f", {lost:,} of them with jobs that lost their lock, whose result will be ignored"
+        advice = " If they do not end, restart the worker."
+    elif queue.longest is not None:
         ran = span((queue.now - queue.longest.started).total_seconds())
         text += f"; the longest-running job, {queue.longest.label}, has run for {ran}"
-    advice = ""
-    if queue.is_stuck:
-        advice = " `taskbull stack` shows where it is. Cancel it, or start another worker."
+    if queue.is_stuck and queue.longest is not None and not lost:
+        stack = command("stack", queue.name, queue.longest.id)
+        advice = f" `{stack}` shows where it is. Cancel it, or start another worker."
     yield Reason("busy", f"{text}.{advice}", {"slots": slots, "stuck": queue.is_stuck})
 
 
@@ -451,8 +469,11 @@ _RANKED = frozenset({JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED, Jo
 
 def _running(job: JobFacts) -> Iterator[Reason]:
     now = job.queue.now
+    silent = job.queue.silent.get(job.worker)
     if job.lock_seconds is None:
         gone = f"Its worker {job.worker} is gone." if job.worker else "Its worker is gone."
+        if silent is not None:
+            gone = f"Its worker {job.worker} is connected but does not respond: {_FROZEN}."
         within = span(2 * job.stalled_interval)
         text = f"{gone} Another worker, if there is one, returns it to the queue within {within}."
         yield _reason("stalled", text, worker=job.worker, started=job.started)
@@ -460,12 +481,21 @@ def _running(job: JobFacts) -> Iterator[Reason]:
         yield from holding(job.queue, job.name, job.unknown_task, job.state)
         return
     if (seen := job.queue.gone.get(job.worker)) is not None:
-        silent = span((now - seen).total_seconds())
-        text = f"Its worker {job.worker} is gone: it has written no record for {silent}. When "
+        unheard = span((now - seen).total_seconds())
+        text = f"Its worker {job.worker} is gone: it has written no record for {unheard}. When "
         text += f"its lock expires in {span(job.lock_seconds)}, another worker can return it."
         yield _reason("worker_gone", text, worker=job.worker, started=job.started, seen=seen)
         yield from _deaths(job)
         yield from holding(job.queue, job.name, job.unknown_task, job.state)
+        return
+    if silent is not None:
+        unheard = span((now - silent).total_seconds())
+        text = (
+            f"Its worker {job.worker} is connected but does not respond (for {unheard}): {_FROZEN}"
+        )
+        text += f". When its lock expires in {span(job.lock_seconds)}, another worker can return "
+        text += "the job to the queue."
+        yield _reason("not_responding", text, worker=job.worker, started=job.started, seen=silent)
         return
     who = job.worker or "A worker"
     since = "" if job.started is None else f" for {span((now - job.started).total_seconds())}"
@@ -734,23 +764,35 @@ def _troubles(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
     if queue.refusal:
         text = f"Redis refuses writes ({queue.refusal}): no job can be added or fetched"
         yield "refused", 95, text, "queue"
-    if waiting and queue.workers == 0 and queue.connected is not None and not queue.paused:
+    jobs, age = _due(queue)
+    if jobs and queue.workers == 0 and queue.connected is not None and not queue.paused:
         seen = queue.last_seen
         since = " connected" if seen is None else f" for {span((queue.now - seen).total_seconds())}"
-        yield "no_worker", 90, f"{waiting:,} waiting, no worker{since}", "why"
+        yield "no_worker", 90, f"{jobs}, no worker{since}", "why"
     yield from _failures(queue)
     yield from _running_trouble(queue)
     opened = [one for one in queue.records if one.circuit and one.circuit.state == "open"]
     if opened:
         workers = f"{len(opened)} of {count_of(len(queue.records), 'worker')}"
         yield "breaker", 60, f"circuit breaker open in {workers}", "workers"
-    if queue.waiting_since is not None and not queue.paused and queue.workers:
-        age = (queue.now - queue.waiting_since).total_seconds()
-        if age > LONGEST_WAIT:
-            yield "old", 50, f"{waiting:,} waiting, the next for {span(age)}", "why"
+    if age > LONGEST_WAIT and not queue.paused and queue.workers:
+        text = f"{waiting:,} waiting, the next for {span(age)}" if waiting else jobs
+        yield "old", 50, text, "why"
     if queue.paused and waiting:
         yield "paused", 40, _pause_line(queue), "resume"
     yield from _oddities(queue)
+
+
+def _due(queue: QueueFacts) -> tuple[str, float]:
+    """Describe the jobs that could run, and return for how long the next one could have run."""
+    if queue.waiting:
+        since = queue.waiting_since
+        age = 0.0 if since is None else (queue.now - since).total_seconds()
+        return f"{queue.waiting:,} waiting", age
+    if queue.overdue is None:
+        return "", 0.0
+    delayed = queue.counts.get(JobState.DELAYED, 0)
+    return f"{delayed:,} delayed, the next was due {span(queue.overdue)} ago", queue.overdue
 
 
 def _failures(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
@@ -767,10 +809,20 @@ def _running_trouble(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]
     if queue.lockless:
         jobs = count_of(queue.lockless, "running job")
         yield "stalled", 70, f"{jobs} without a lock (worker gone, or cut off)", "workers"
-    if queue.is_stuck and queue.longest is not None and not queue.paused:
-        ran = span((queue.now - queue.longest.started).total_seconds())
-        text = f"all {count_of(queue.busy_slots, 'slot')} busy, nothing finished for a minute; "
-        yield "busy", 65, f"{text}{queue.longest.label} has run for {ran}", "why"
+    if queue.silent:
+        since = span((queue.now - min(queue.silent.values())).total_seconds())
+        workers = f"{len(queue.silent)} of {count_of(queue.python_workers, 'worker')}"
+        text = f"{workers} connected but not responding for {since}: {_FROZEN}"
+        yield "not_responding", 68, text, "workers"
+    if queue.is_stuck and not queue.paused:
+        text = f"all {count_of(queue.busy_slots, 'slot')} busy, nothing finished for a minute"
+        if queue.lost:
+            text += f"; {count_of(queue.lost, 'job')} lost {'its' if queue.lost == 1 else 'their'}"
+            text += " lock but did not end"
+        elif queue.longest is not None:
+            ran = span((queue.now - queue.longest.started).total_seconds())
+            text += f"; {queue.longest.label} has run for {ran}"
+        yield "busy", 65, text, "why"
 
 
 def _failing(queue: QueueFacts) -> str:

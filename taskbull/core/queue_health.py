@@ -125,7 +125,7 @@ def empty_in(waiting: int, out: float | None, into: float | None) -> float | Non
     """Return the seconds until no job waits: infinity if the queue grows, `None` if unknown."""
     if waiting == 0:
         return 0.0
-    if out is None:
+    if out is None or (not out and not into):
         return None
     net = out - (into or 0.0)
     return waiting / net if net > 0 else float("inf")
@@ -170,6 +170,8 @@ class RunningSince(Struct, frozen=True):
     label: str
     """Name and id of the job, such as `fetch#13`."""
     started: datetime
+    id: str
+    worker: str = ""
 
 
 class QueueFacts(Struct, frozen=True, kw_only=True):
@@ -208,6 +210,8 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     """Status records of the live taskbull workers."""
     gone: Mapping[str, datetime] = {}
     """Taskbull workers that are gone, and when each was last seen."""
+    silent: Mapping[str, datetime] = {}
+    """Connected taskbull workers that missed two records, and when each was last seen."""
     last_seen: datetime | None = None
     """Time when a taskbull worker was last seen."""
     completed: Throughput = _NOTHING
@@ -246,14 +250,38 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def overdue(self) -> float | None:
+        """Seconds since the next delayed job was due, or `None` if it is not due yet."""
+        if self.next_due is None or not self.counts.get(JobState.DELAYED, 0):
+            return None
+        late = (self.now - self.next_due).total_seconds()
+        return late if late > 0 else None
+
+    @property
     def foreign(self) -> int:
         """Number of connected workers without a status record, mostly Node's."""
-        return len(self._unrecorded)
+        return sum(name not in self.silent for name in self._unrecorded)
+
+    @property
+    def responding(self) -> list[WorkerRecord]:
+        """Records of the taskbull workers that still write theirs."""
+        return [record for record in self.records if record.id not in self.silent]
+
+    @property
+    def lost(self) -> int:
+        """Number of jobs that still use a slot of a worker but have lost their lock."""
+        return sum(record.lost for record in self.responding)
+
+    @property
+    def is_unresponsive(self) -> bool:
+        """True if there are workers, and none of them responds."""
+        return bool(self.silent) and not self.responding and not self.foreign
 
     @property
     def python_workers(self) -> int:
         """Number of taskbull workers. One that cannot write its record has a name of our form."""
-        return len(self.records) + sum(is_made_id(name) for name in self._unrecorded)
+        others = (name in self.silent or is_made_id(name) for name in self._unrecorded)
+        return len(self.records) + sum(others)
 
     @property
     def other_workers(self) -> int:
@@ -268,23 +296,29 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     @property
     def workers(self) -> int:
         """Number of known workers of the queue."""
-        return len(self.records) + self.foreign
+        return len(self.records) + len(self._unrecorded)
 
     @property
     def busy_slots(self) -> int:
-        """Number of slots of all workers if every slot runs a job, or 0 if one may be free."""
-        if self.foreign or not all(one.running >= one.concurrency > 0 for one in self.records):
+        """Number of slots of all workers if every slot runs a job, or 0 if one may be free.
+
+        Workers that do not respond have no free slots, and do not count.
+        """
+        ours = self.responding
+        if self.foreign or not all(one.running >= one.concurrency > 0 for one in ours):
             return 0
-        return sum(record.concurrency for record in self.records)
+        return sum(record.concurrency for record in ours)
 
     @property
     def is_stuck(self) -> bool:
-        """True if jobs wait, all slots are busy, and no job has finished for a minute."""
+        """True if jobs are due, all slots are busy, and no job has finished for a minute."""
         finished = self.completed.total(1) + self.failed.total(1)
-        since = None if self.longest is None else (self.now - self.longest.started).total_seconds()
-        return bool(
-            self.waiting and self.busy_slots and not finished and since is not None and since > 60
-        )
+        is_due = self.waiting > 0 or self.overdue is not None
+        if not is_due or finished or not self.busy_slots:
+            return False
+        if self.longest is None:
+            return self.lost > 0
+        return (self.now - self.longest.started).total_seconds() > 60
 
     @property
     def out(self) -> float | None:
@@ -304,11 +338,11 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     def pace(self) -> float | None:
         """The value of `out` if it can be used for an estimate, or `None`.
 
-        It cannot if the queue is paused, has no worker or does not move. Without samples, jobs must
-        have finished for a whole minute: the mean of a shorter time is too low.
+        It cannot if the queue is paused, has no worker that responds or does not move. Without
+        samples, jobs must have finished for a whole minute: the mean of a shorter time is too low.
         """
         has_no_worker = self.workers == 0 and self.connected is not None
-        if self.paused or self.is_stuck or has_no_worker or self.refusal:
+        if self.paused or self.is_stuck or has_no_worker or self.is_unresponsive or self.refusal:
             return None
         if self.finishes is None and not all(self._finished_in(minute) for minute in (1, 2)):
             return None

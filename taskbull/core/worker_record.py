@@ -93,6 +93,13 @@ LONGEST: Final = 2048
 _MOST_TASKS: Final = 200
 
 
+RECORD_LIFE: Final = 60.0
+"""Maximum age of a worker's record in seconds. An idle worker writes it every 25 s."""
+
+BUSY_RECORD_LIFE: Final = 12.0
+"""Maximum age of the record of a worker that runs jobs, in seconds. It is written every 5 s."""
+
+
 class BreakerRecord(Foreign, frozen=True):
     """State of a worker's circuit breaker."""
 
@@ -121,7 +128,9 @@ class WorkerRecord(Foreign, frozen=True, kw_only=True, omit_defaults=True):
     """Time when the record was written."""
     concurrency: int = 0
     running: int = 0
-    """Number of running jobs."""
+    """Number of running jobs, including those that lost their lock."""
+    lost: int = 0
+    """Number of running jobs that lost their lock. They use slots, but have no effect."""
     tasks: list[str] | None = None
     """Names of the worker's tasks, or `None` if it runs any task."""
     tasks_left_out: int = 0
@@ -146,6 +155,10 @@ class WorkerRecord(Foreign, frozen=True, kw_only=True, omit_defaults=True):
     def knows_all(self) -> bool:
         """True if the worker runs any task, or if its list of tasks is incomplete."""
         return self.tasks is None or self.tasks_left_out > 0
+
+    def is_late(self, now_ms: int) -> bool:
+        """Return whether the worker missed two records."""
+        return (now_ms - self.at_ms) / 1000 >= (BUSY_RECORD_LIFE if self.running else RECORD_LIFE)
 
 
 class Seen(Struct, frozen=True):

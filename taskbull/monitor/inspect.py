@@ -13,6 +13,8 @@ from statistics import median
 from typing import Final, TypeAlias
 
 from taskbull.core.diagnosis import (
+    LEAST_FAILED,
+    MINUTES,
     WAITING_TO_START,
     ChildFacts,
     Explanation,
@@ -35,7 +37,13 @@ from taskbull.core.queue_health import (
 from taskbull.core.steps import JobStep
 from taskbull.core.validation import instant_from_ms
 from taskbull.core.wire.job import RUN_TIME_FIELDS, UNKNOWN_TASK_FIELDS
-from taskbull.core.worker_record import Seen, WorkerDeath, find_deaths
+from taskbull.core.worker_record import (
+    BUSY_RECORD_LIFE,
+    RECORD_LIFE,
+    Seen,
+    WorkerDeath,
+    find_deaths,
+)
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.monitor.browse import JobDetails, QueueSample, ServerLooks, Workers
 from taskbull.monitor.search import SearchPlace, all_queues, find_queues
@@ -193,15 +201,11 @@ class ServerOperations:
 # Observation of one queue over time. It derives facts and rates from samples, without I/O.
 
 
+FAILURES: Final = 200
+"""Number of newest failed jobs to read for the most frequent error."""
+
 _MEMORY: Final = 60.0
 """Length of the window for the rates of added and finished jobs, in seconds."""
-
-_RECORD_LIFE: Final = 60.0
-"""Maximum age of a worker record in seconds, even if its key has not expired."""
-
-_UNCONNECTED_LIFE: Final = 12.0
-"""Maximum age in seconds of the record of a worker that has no connection. A busy worker writes it
-every 5 s. An idle one writes it every 25 s, but keeps its connection open."""
 
 
 class QueueWatch:
@@ -225,7 +229,7 @@ class QueueWatch:
         self.failures: Failures | None = None
         self._without_lock: frozenset[str] = frozenset()
         self._lockless: frozenset[str] = frozenset()
-        self._longest: RunningSince | None = None
+        self._running: Sequence[RunningSince] = ()
         self._unknown: Counter[str] = Counter()
         self.problem: str | None = None
         """Error from reading slowly changing information, or None if it was read."""
@@ -254,6 +258,11 @@ class QueueWatch:
         """True if there was a failed job at the time of the last sample."""
         return self.sample is not None and self.sample.counts[JobState.FAILED] > 0
 
+    @property
+    def has_many_failures(self) -> bool:
+        """True if enough jobs failed in the last minutes to read their errors."""
+        return self.has_failed and self.facts().failed.total(MINUTES) >= LEAST_FAILED
+
     def sampled(self, sample: QueueSample) -> None:
         """Add a sample."""
         self.sample = sample
@@ -272,11 +281,11 @@ class QueueWatch:
         self._lockless, self._without_lock = now & self._without_lock, now
         started = [(row.job.processed_on, row.job) for row in active]
         running = [(began, job) for began, job in started if began is not None]
-        if running:
-            began, job = min(running, key=lambda one: one[0])
-            self._longest = RunningSince(f"{job.name}#{job.id}", began)
-        else:
-            self._longest = None
+        since = (
+            RunningSince(f"{job.name}#{job.id}", began, job.id, job.processed_by or "")
+            for began, job in running
+        )
+        self._running = sorted(since, key=lambda each: each.started)
 
     def delayed(self, rows: Sequence[JobRow]) -> None:
         """Set the delayed jobs that are due next, to find those whose task no worker has."""
@@ -296,10 +305,13 @@ class QueueWatch:
         alive = [one.record for one in self.seen if _is_alive(one, connected, now_ms)]
         records = [record for record in alive if record is not None]
         known = {record.id for record in records}
-        gone = {one.id: instant_from_ms(one.at_ms) for one in self.seen if one.id not in known}
+        refusals = [node.refusal for node in self.nodes]
+        silent: dict[str, int] = {}
+        if not any(refusals):  # Otherwise no worker can write its record.
+            silent = {one.id: one.at_ms for one in self.seen if _is_silent(one, connected, now_ms)}
+        gone = {one.id: one.at_ms for one in self.seen if one.id not in {*known, *silent}}
         last_ms = max((one.at_ms for one in self.seen), default=None)
         error, share, cancelled = _worst(self.failures)
-        refusals = [node.refusal for node in self.nodes]
         return QueueFacts(
             name=self.name,
             now=now,
@@ -320,7 +332,8 @@ class QueueWatch:
             limited_for=found.limited_for,
             connected=connected,
             records=records,
-            gone={name: at for name, at in gone.items() if at is not None},
+            gone=_instants(gone),
+            silent=_instants(silent),
             last_seen=None if last_ms is None else instant_from_ms(last_ms),
             completed=throughput(found.completed, done, now_ms),
             failed=throughput(found.failed, broken, now_ms),
@@ -333,7 +346,7 @@ class QueueWatch:
                 for name, count in self._unknown.items()
                 if records and not any(name in (record.tasks or ()) for record in records)
             },
-            longest=self._longest,
+            longest=next((each for each in self._running if each.worker not in gone), None),
             lockless=len(self._lockless),
             # In a Cluster, the queue's node is unknown.
             refusal=refusals[0] if refusals and all(refusals) else "",
@@ -364,11 +377,25 @@ def _rate_of(samples: Sequence[tuple[float, int]]) -> float | None:
 
 def _is_alive(worker: Seen, connected: Sequence[str] | None, now_ms: int) -> bool:
     age = (now_ms - worker.at_ms) / 1000
-    if worker.record is None or age >= _RECORD_LIFE:
+    if worker.record is None or age >= RECORD_LIFE:
         return False
     if connected is None or worker.id in connected:
         return True
-    return age < _UNCONNECTED_LIFE
+    return age < BUSY_RECORD_LIFE
+
+
+def _is_silent(worker: Seen, connected: Sequence[str] | None, now_ms: int) -> bool:
+    """Return whether a worker is connected but has missed two records."""
+    if connected is None or worker.id not in connected:
+        return False
+    if worker.record is None:
+        return (now_ms - worker.at_ms) / 1000 >= RECORD_LIFE
+    return worker.record.is_late(now_ms)
+
+
+def _instants(found: Mapping[str, int]) -> dict[str, datetime]:
+    known = ((name, instant_from_ms(at_ms)) for name, at_ms in found.items())
+    return {name: at for name, at in known if at is not None}
 
 
 def _newest_of(failures: Failures | None) -> int:
@@ -431,6 +458,8 @@ class ServerExplanations(ServerLooks):
     def facts(self, queue: str) -> AnySteps[QueueFacts]:
         """Gather the current facts about a queue, as used by `why` and `find_trouble`."""
         watch = yield from self._watch(queue)
+        if watch.has_many_failures:
+            watch.failures = yield from self._failures(queue, FAILURES)
         return watch.facts()
 
     def _watch(self, queue: str) -> AnySteps[QueueWatch]:

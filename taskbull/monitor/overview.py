@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from taskbull.core.diagnosis import LEAST_FAILED, MINUTES, Trouble, find_trouble
+from taskbull.core.diagnosis import Trouble, find_trouble
 from taskbull.core.keys import JobState
 from taskbull.core.queue_health import (
     MINUTE_MS,
@@ -34,6 +34,7 @@ from taskbull.core.wire.job import TIMES_FIELDS
 from taskbull.errors import SerializationError, ServerRefused, TaskbullError
 from taskbull.monitor.browse import JobRows, Workers
 from taskbull.monitor.inspect import (
+    FAILURES,
     QueueWatch,
     ServerExplanations,
     count_ends,
@@ -223,7 +224,6 @@ _MET: Final = 16
 _FAILING: Final = 30.0
 """Seconds between two reads of a queue's failures, if many jobs fail."""
 
-_FAILURES: Final = 200
 _FAILING_AT_ONCE: Final = 2
 
 _GROUPS_SECONDS: Final = 2.0
@@ -294,8 +294,8 @@ class Overview:
     def next_failing(self, now: float) -> list[QueueWatch]:
         """Choose some queues with many failed jobs whose failures are due to be read."""
         seen = [self.watches[name] for name in self.seen]
-        due = [watch for watch in seen if watch.has_failed and now - watch.failures_at >= _FAILING]
-        due = [each for each in due if each.facts().failed.total(MINUTES) >= LEAST_FAILED]
+        due = [each for each in seen if now - each.failures_at >= _FAILING]
+        due = [each for each in due if each.has_many_failures]
         return sorted(due, key=lambda watch: watch.failures_at)[:_FAILING_AT_ONCE]
 
 
@@ -388,7 +388,7 @@ class ServerOverview(ServerExplanations):
             watch.failures_at = now
             # The sample already reports the problem.
             with suppress(ServerRefused, SerializationError, *LOST):
-                watch.failures = yield from self._failures(watch.name, _FAILURES)
+                watch.failures = yield from self._failures(watch.name, FAILURES)
 
     @server_operation
     def find_more_queues(self, overview: Overview, *, write: bool = False) -> AnySteps[None]:

@@ -246,7 +246,8 @@ def _describe_queue(meter: Tally, queue: QueueFacts) -> None:
         meter.gauge(c.LENGTH).set(count, (queue.name, str(state)))
     for (group, state), count in queue.group_jobs.items():
         meter.gauge(c.GROUP_JOBS).set(count, (queue.name, group, state))
-    meter.gauge(c.OLDEST).set(_seconds_since(queue, queue.waiting_since), labels)
+    waited = _seconds_since(queue, queue.waiting_since)
+    meter.gauge(c.OLDEST).set(max(waited, queue.overdue or 0.0), labels)
     meter.gauge(c.LATENESS).set(_seconds_since(queue, queue.next_scheduled), labels)
     meter.gauge(c.PAUSED).set(int(queue.paused), labels)
     # Records are all that is known of workers if the server does not list its connections.

@@ -105,7 +105,7 @@ GROUP_JOBS = _level(
 OLDEST = _level(
     "bullmq_oldest_job_age_seconds",
     _Q,
-    "How long the next job has been due, also in a paused queue; 0 if none waits.",
+    "How long the next job has been due, also in a paused queue; 0 if none is due.",
     "s",
 )
 STALLED = _count(

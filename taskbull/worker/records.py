@@ -204,7 +204,8 @@ class _Page:
             self._errors_at = now
             calls = self._errors()
         age, written, context = now - self._written_at, self._written, self._context
-        is_idle = not context.runs and not written.running and context.circuit is None
+        has_runs = bool(context.runs or context.runs.lost)
+        is_idle = not has_runs and not written.running and context.circuit is None
         has_changed = (state["stopping"], context.is_quiet) != (written.stopping, written.quiet)
         if not is_idle or age >= IDLE or has_changed:
             record = self._now(state)
@@ -242,11 +243,12 @@ class _Page:
                 left = wakes_at - context.clock.now()
                 until_ms = context.clock.wall_ms() + round(left * 1000)
             circuit = BreakerRecord(context.circuit.state, until_ms, failures)
-        running, at_ms = context.runs.running(), context.clock.wall_ms()
+        lost, at_ms = context.runs.lost, context.clock.wall_ms()
         skew = context.clock.skew if abs(context.clock.skew) >= SKEW else 0.0
         return replace(
             self._about,
-            running=running,
+            running=context.runs.running() + lost,
+            lost=lost,
             circuit=circuit,
             at_ms=at_ms,
             skew=round(skew, 1),

@@ -537,6 +537,12 @@ class Runs:
 
     def __init__(self) -> None:
         self._held: dict[str, Run] = {}
+        self._lost: set[Run] = set()
+
+    @property
+    def lost(self) -> int:
+        """Number of runs that lost their lock but have not ended, so they still use a slot."""
+        return len(self._lost)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -563,6 +569,8 @@ class Runs:
         """Remove a run, unless a newer one has replaced it."""
         if self._held.get(run.job.id) is run:
             del self._held[run.job.id]
+        elif run.lost is not None:
+            self._lost.discard(run)
 
     def copy(self) -> list[Run]:
         """Return a snapshot of all runs. Thread-safe."""
@@ -580,6 +588,7 @@ class Runs:
         if run.notify is not None:
             run.notify()
         self.drop(run)
+        self._lost.add(run)
         return True
 
 

@@ -332,6 +332,15 @@ def test_doctor_uses_the_rules_of_top(cli: CommandLine) -> None:
     assert "No problems found." not in cli("doctor")
 
 
+def test_jobs_that_were_cancelled_are_no_problem(cli: CommandLine) -> None:
+    queue = cli.queue("emails")
+    for _ in range(12):
+        queue.cancel(queue.add("send").id, "not needed")
+    assert queue.counts()["failed"] == 12
+    assert "failed in 10 min" not in cli("doctor")
+    assert cli.json("top", "--once")["queues"][0]["trouble"] == []
+
+
 def test_jobs_whose_task_no_worker_has_are_told(shop: Shop) -> None:
     shop.queue("default").add_bulk([("no_such", {})] * 3)
     shop.work()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.diagnosis import find_trouble
+from taskbull.core.diagnosis import explain_queue, find_trouble
 from taskbull.core.queue_health import PauseNote, Throughput
 from taskbull.core.worker_record import BreakerRecord, WorkerRecord
 from tests.core.test_why import NOW, at, ms, queue
@@ -49,6 +49,31 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             "last_seen": at(minutes=14),
         },
         "1,204 waiting, no worker for 14 min",
+    ),
+    (  # Without a worker, nothing moves them to the waiting jobs.
+        "no_worker",
+        {"records": [], "connected": [], "counts": {"delayed": 5}, "next_due": at(seconds=-1)},
+        {"records": [], "connected": [], "counts": {"delayed": 5}, "next_due": at(seconds=78)},
+        "5 delayed, the next was due 78 s ago, no worker connected",
+    ),
+    (
+        "old",
+        {"counts": {"delayed": 5}, "next_due": at(minutes=5)},
+        {"counts": {"delayed": 5}, "next_due": at(minutes=6)},
+        "5 delayed, the next was due 6 min ago",
+    ),
+    (
+        "not_responding",
+        {"records": [WorkerRecord(id="a"), WorkerRecord(id="b")], "connected": ["a", "b"]},
+        {
+            "records": [WorkerRecord(id="a"), WorkerRecord(id="b")],
+            "connected": ["a", "b"],
+            "silent": {"b": at(seconds=14)},
+        },
+        (
+            "1 of 2 workers connected but not responding for 14 s: the process is frozen, or a "
+            "task blocks its event loop"
+        ),
     ),
     (
         "failing",
@@ -144,6 +169,36 @@ def test_the_worst_comes_first() -> None:
         next_scheduled=NOW - timedelta(hours=1),
     )
     assert [found.code for found in find_trouble(facts)] == ["no_worker", "failing", "late"]
+
+
+def test_slots_of_workers_that_do_not_respond_are_not_busy_ones() -> None:
+    full = [WorkerRecord(id=each, concurrency=10, running=10) for each in ("a", "b")]
+    waiting = {"counts": {"waiting": 1}, "connected": ["a", "b"], "records": full}
+    assert queue(**waiting).busy_slots == 20
+    assert queue(**waiting, silent={"b": at(seconds=14)}).busy_slots == 10
+    none = queue(**waiting, silent={"a": at(seconds=14), "b": at(seconds=14)})
+    assert none.busy_slots == 0
+    assert none.is_unresponsive
+    assert (none.workers, none.python_workers, none.foreign) == (2, 2, 0)
+
+
+def test_slots_of_jobs_that_lost_their_lock_are_named() -> None:
+    record = WorkerRecord(id="a", concurrency=10, running=10, lost=10)
+    facts = queue(counts={"waiting": 14}, connected=["a"], records=[record])
+    [found] = find_trouble(facts)
+    assert found.text == (
+        "all 10 slots busy, nothing finished for a minute; 10 jobs lost their lock but did not end"
+    )
+    assert explain_queue(facts)[0].text == (
+        "All 10 slots of the only worker are busy, 10 of them with jobs that lost their lock, "
+        "whose result will be ignored. If they do not end, restart the worker."
+    )
+
+
+def test_a_queue_that_stands_still_does_not_grow() -> None:
+    still = Throughput([0] * 60, "metrics")
+    assert queue(counts={"waiting": 4}, finishes=0.0, arrivals=0.0).seconds_left is None
+    assert queue(counts={"waiting": 4}, completed=still, arrivals=2.0, finishes=0.0).seconds_left
 
 
 def test_nobody_is_not_said_where_the_server_does_not_tell() -> None:

@@ -105,6 +105,40 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
         job(state=JobState.ACTIVE, started=at(minutes=41)),
         "Its worker is gone. Another worker, if there is one, returns it to the queue within 60 s.",
     ),
+    "not_responding": (
+        job(
+            queue(silent={"web1-812": at(seconds=16)}),
+            state=JobState.ACTIVE,
+            started=at(minutes=41),
+            worker="web1-812",
+            lock_seconds=14,
+        ),
+        (
+            "Its worker web1-812 is connected but does not respond (for 16 s): the process is "
+            "frozen, or a task blocks its event loop. When its lock expires in 14 s, another "
+            "worker can return the job to the queue."
+        ),
+    ),
+    "not_responding, for a job that waits": (
+        job(queue(silent={"web1-812": at(seconds=70)}, records=[])),
+        (
+            "The only worker is connected but does not respond (for 70 s): the process is frozen, "
+            "or a task blocks its event loop."
+        ),
+    ),
+    "stalled, because its worker does not respond": (
+        job(
+            queue(silent={"web1-812": at(seconds=40)}),
+            state=JobState.ACTIVE,
+            started=at(minutes=41),
+            worker="web1-812",
+        ),
+        (
+            "Its worker web1-812 is connected but does not respond: the process is frozen, or a "
+            "task blocks its event loop. Another worker, if there is one, returns it to the queue "
+            "within 60 s."
+        ),
+    ),
     "will_fail": (
         job(deferred_failure="job stalled more than allowable limit"),
         "The next worker will fail it without running it: job stalled more than allowable limit.",

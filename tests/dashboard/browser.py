@@ -7,12 +7,21 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    expect,
+)
 
 from tests.interop.install import require_node_modules
 from tests.interop.node import HERE as NODE
@@ -22,6 +31,11 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--disable-dev-shm-usage",
 )
+PATIENCE_MS = 90_000
+"""How long to wait for anything. Other programs may keep all cores busy."""
+
+expect.set_options(timeout=PATIENCE_MS)
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -56,7 +70,7 @@ def served(*options: str, **environment: str) -> Iterator[str]:
         yield found[0]
     finally:
         process.terminate()
-        rest, _ = process.communicate(timeout=20)
+        rest, _ = process.communicate(timeout=90)
     assert "Traceback" not in rest, rest
 
 
@@ -87,7 +101,7 @@ def visiting(browser: Browser, base: str, **settings: Any) -> Iterator[Page]:
     context = browser.new_context(
         **{"base_url": base, "viewport": {"width": 1440, "height": 900}, **settings}
     )
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(PATIENCE_MS)
     watch = Watch(context, base)
     page = context.new_page()
     page.goto(address)
@@ -95,6 +109,21 @@ def visiting(browser: Browser, base: str, **settings: Any) -> Iterator[Page]:
     yield page
     context.close()
     assert not watch.complaints, watch.complaints
+
+
+def follow(link: Locator) -> None:
+    """Click what leads to another page, and wait until the scripts of that page have run."""
+    with link.page.expect_navigation():
+        link.click()
+
+
+def stop_timers(page: Page) -> None:
+    """Stop the timers of all pages from now on, so that a button that asks waits for its answer.
+
+    `page.clock.fast_forward` runs those that are due.
+    """
+    page.clock.install()
+    page.clock.pause_at(time.time() + 60)
 
 
 def violations(page: Page) -> list[str]:

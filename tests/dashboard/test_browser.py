@@ -17,7 +17,16 @@ from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 from taskbull import Every, SyncQueue
 from taskbull.core.wire.job import read_copy
 from tests.dashboard.answers import mounted
-from tests.dashboard.browser import FLAGS, chromium, served, violations, visiting
+from tests.dashboard.browser import (
+    FLAGS,
+    PATIENCE_MS,
+    chromium,
+    follow,
+    served,
+    stop_timers,
+    violations,
+    visiting,
+)
 from tests.dashboard.conftest import MakeQueue
 from tests.dashboard.pictures import FOLDER, FONTS, MOST, compare, fonts, known_fonts
 from tests.dashboard.seeding import complete, fail, run
@@ -48,15 +57,16 @@ def test_an_open_tab_follows_its_streams_and_lets_the_web_server_stop(  # V2
     queue = SyncQueue("emails", redis=server.url, prefix=prefix)
     queue.add("send")
     with mounted(tmp_path, server.url, prefix) as (process, address), browser.new_page() as page:
+        page.set_default_timeout(PATIENCE_MS)
         page.goto(address)
         row = page.locator("#queue-emails")
         page.evaluate("document.querySelector('main h1').kept = true")
         for number in range(2, 4):  # each comes by another stream, or the one after
             queue.add("send")
-            expect(row.locator("td").nth(1)).to_contain_text(str(number), timeout=60_000)
+            expect(row.locator("td").nth(1)).to_contain_text(str(number))
         assert page.evaluate("document.querySelector('main h1').kept")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) in {0, -signal.SIGTERM}
+        assert process.wait(90) in {0, -signal.SIGTERM}
         expect(row).to_be_visible()
     queue.close()
 
@@ -127,7 +137,7 @@ def test_the_questions_of_the_night(night: dict[str, SyncQueue], page: Page) -> 
     expect(page.locator("[id='queue-reports']")).to_contain_text("1,205")
     expect(page.locator("[id='queue-billing']")).to_contain_text("paused")
     # 2: what fails, since when, is it one error?
-    troubles.get_by_role("link", name="errors").first.click()
+    follow(troubles.get_by_role("link", name="errors").first)
     worst = page.locator("#errors tr").first
     expect(worst).to_contain_text("TimeoutError: smtp did not answer")
     expect(worst).to_contain_text("24")
@@ -136,7 +146,7 @@ def test_the_questions_of_the_night(night: dict[str, SyncQueue], page: Page) -> 
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("24 of 25 failed jobs")
     dialog.get_by_label("10", exact=True).check()
-    dialog.get_by_role("button", name="Retry").click()
+    follow(dialog.get_by_role("button", name="Retry"))
     expect(page.locator("#operations tr").first).to_contain_text("done")
     assert night["emails"].counts()["failed"] == 15
     # 4: are workers alive, or stuck on something?
@@ -169,7 +179,7 @@ def test_the_questions_of_a_mixed_fleet(night: dict[str, SyncQueue], page: Page)
     page.reload()
     # 9: who runs this queue, and is pausing safe?
     expect(page.locator("[id='queue-emails']")).to_contain_text("1 Node")
-    page.locator("[id='queue-emails']").get_by_role("link", name="emails").click()
+    follow(page.locator("[id='queue-emails']").get_by_role("link", name="emails"))
     page.get_by_role("button", name="Pause…").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Running jobs continue")
@@ -186,16 +196,14 @@ def test_the_questions_of_a_mixed_fleet(night: dict[str, SyncQueue], page: Page)
 
 
 def press_twice(page: Page, name: str) -> None:
-    """Press a button that asks by itself: before its script is there, another page would ask."""
-    button = page.get_by_role("button", name=name)
-    button.wait_for()
-    page.wait_for_load_state()
-    button.click()
-    page.get_by_role("button", name=f"{name}: sure?").click()
+    """Press a button that asks by itself. It waits for the answer if the timers are stopped."""
+    page.get_by_role("button", name=name).click()
+    follow(page.get_by_role("button", name=f"{name}: sure?"))
 
 
 @pytest.mark.full
 def test_a_job_is_retried_by_pressing_twice(night: dict[str, SyncQueue], page: Page) -> None:
+    stop_timers(page)
     page.goto("job?q=emails&id=t3")
     button = page.get_by_role("button", name="Retry")
     button.click()
@@ -246,6 +254,7 @@ def test_a_promoted_job_is_delayed_again_by_pressing_twice(
     night: dict[str, SyncQueue], page: Page
 ) -> None:
     [late] = night["emails"].get_jobs("delayed")
+    stop_timers(page)
     page.goto(f"job?q=emails&id={late.id}")
     for name in ("Run now", "Delay again"):
         press_twice(page, name)
@@ -256,11 +265,10 @@ def test_a_promoted_job_is_delayed_again_by_pressing_twice(
 @pytest.mark.full
 def test_a_way_back_is_gone_when_its_time_is_over(night: dict[str, SyncQueue], page: Page) -> None:
     [late] = night["emails"].get_jobs("delayed")
-    page.clock.install()
+    stop_timers(page)
     page.goto(f"job?q=emails&id={late.id}")
     press_twice(page, "Run now")
     expect(page.get_by_role("button", name="Delay again")).to_be_visible()
-    page.wait_for_load_state()  # until the page's scripts have set their timers
     page.clock.fast_forward(61_000)
     expect(page.get_by_role("button", name="Delay again")).to_have_count(0)
 
@@ -272,7 +280,7 @@ def test_a_queue_is_paused_with_a_reason_and_drained_by_its_name(
     page.goto("queue?q=reports")
     page.get_by_role("button", name="Pause…").click()
     page.get_by_label("Reason").fill("migration")
-    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    follow(page.get_by_role("dialog").get_by_role("button", name="Pause"))
     expect(page.get_by_role("status")).to_have_text("reports paused.")
     page.get_by_role("button", name="Drain…").click()
     dialog = page.get_by_role("dialog")
@@ -329,17 +337,17 @@ def test_all_works_without_javascript(
     night: dict[str, SyncQueue], browser: Browser, base: str
 ) -> None:
     with visiting(browser, base, java_script_enabled=False) as page:
-        page.get_by_role("link", name="emails").first.click()
-        page.get_by_role("link", name="Failed").click()
-        page.get_by_role("link", name="t5", exact=True).click()
-        page.get_by_role("button", name="Retry").click()
+        follow(page.get_by_role("link", name="emails").first)
+        follow(page.get_by_role("link", name="Failed"))
+        follow(page.get_by_role("link", name="t5", exact=True))
+        follow(page.get_by_role("button", name="Retry"))
         page.get_by_label("reset to the full number").check()
-        page.get_by_role("button", name="Retry").click()
+        follow(page.get_by_role("button", name="Retry"))
         expect(page.get_by_role("status")).to_have_text("1 job will run again.")
         page.goto("queue?q=emails&state=failed")
         page.get_by_label("Select job t6", exact=True).check()
-        page.get_by_role("button", name="Remove…").click()
-        page.get_by_role("button", name="Remove").click()
+        follow(page.get_by_role("button", name="Remove…"))
+        follow(page.get_by_role("button", name="Remove"))
         expect(page.get_by_role("status")).to_have_text("1 job removed.")
 
 
@@ -363,15 +371,15 @@ def test_hostile_text_does_nothing(
             dialog.dismiss()
 
         page.on("dialog", note)
-        page.get_by_role("link", name=name).first.click()
-        page.get_by_role("link", name="Failed").click()
+        follow(page.get_by_role("link", name=name).first)
+        follow(page.get_by_role("link", name="Failed"))
         page.get_by_role("button", name="Drain…").click()
         page.get_by_role("dialog").get_by_role("link", name="Go back").click()
-        page.get_by_role("link", name="f", exact=True).click()
+        follow(page.get_by_role("link", name="f", exact=True))
         expect(page.locator("#error")).to_contain_text("onerror=alert(1)")
         fail(admin, queue, "g", HOSTILE, name=HOSTILE, seconds_ago=0)
-        page.get_by_role("link", name=name).first.click()
-        page.get_by_role("link", name="Failed").click()
+        follow(page.get_by_role("link", name=name).first)
+        follow(page.get_by_role("link", name="Failed"))
         fail(admin, queue, "h", HOSTILE, name=HOSTILE, seconds_ago=0)
         expect(page.locator("[id='job-h']")).to_be_visible()
         assert dialogs == []
@@ -391,8 +399,8 @@ def test_a_password_and_a_plain_name_work_together(
         base = f"http://dash.test:{port}/"
         credentials = {"username": "ann", "password": "s3cret", "send": "always"}
         with visiting(other, base, http_credentials=credentials) as page:
-            page.get_by_role("link", name="billing").first.click()
-            page.wait_for_url("**/queue?*")
+            stop_timers(page)
+            follow(page.get_by_role("link", name="billing").first)
             press_twice(page, "Resume")
             expect(page.get_by_role("status")).to_have_text("billing resumed.")
         other.close()
@@ -414,7 +422,7 @@ def test_a_chart_is_read_by_pointer_and_by_keys(night: dict[str, SyncQueue], pag
     expect(chart.locator(".value")).to_contain_text("completed")
     page.get_by_text("Values as a table").click()
     expect(page.locator("#activity-values tr")).to_have_count(30)
-    page.get_by_role("link", name="Last day").click()
+    follow(page.get_by_role("link", name="Last day"))
     expect(page.locator("#activity-values tr")).to_have_count(48)
 
 

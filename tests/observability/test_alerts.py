@@ -98,6 +98,17 @@ def situations(server: ServerProcess, admin: Any) -> Iterator[tuple[str, Scrape]
     unattended = SyncQueue("unattended", redis=server.url)
     job = unattended.add("send")
     yield "TaskbullNoWorkers", sampled(server)
+    unattended.drain()
+    unattended.add("send", delay=3600, job_id="late")
+    admin.zadd(unattended.keys.delayed, {"late": (time.time() - 60) * 1000 * 4096})
+    found = sampled(server)
+    assert found.value("bullmq_queue_length", queue="unattended", state="waiting") == 0
+    age = found.value("bullmq_oldest_job_age_seconds", queue="unattended")
+    assert age is not None
+    assert age >= 60
+    yield "TaskbullNoWorkers", found
+    unattended.obliterate(force=True)
+    job = unattended.add("send")
     admin.hincrby(unattended.keys.job(job.id), "timestamp", -1_000_000)
     yield "TaskbullJobsWaitTooLong", sampled(server)
     unattended.pause()

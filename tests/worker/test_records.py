@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import pytest
 from msgspec import Struct
 
@@ -86,6 +87,28 @@ async def test_one_that_is_stopping_says_so_at_once(bed: WorkerBed) -> None:
         await until(lambda: about(bed) is not None)
         shutdown.begin()
         await until(lambda: b'"stopping":true' in (about(bed) or b'"stopping":true'))
+
+
+async def test_a_job_that_lost_its_lock_still_uses_a_slot(
+    bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "BUSY", 0.05)
+    monkeypatch.setattr(records, "PULSE", 0.05)
+    may_end = anyio.Event()
+
+    async def hang(_: Any) -> None:
+        await may_end.wait()
+
+    async with make(bed, hang, lock_duration=4, heartbeat_interval=0.2).running():
+        job = await bed.queue.add("send")
+        await until(lambda: b'"running":1' in (about(bed) or b""))
+        assert b'"lost"' not in about(bed)
+        bed.admin.set(bed.keys.lock(job.id), "another worker's token")
+        await until(lambda: b'"lost":1' in (about(bed) or b""))
+        assert b'"running":1' in about(bed)
+        may_end.set()
+        await until(lambda: b'"lost"' not in about(bed))
+        assert b'"running"' not in about(bed)
 
 
 async def test_an_open_circuit_is_told(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import click
@@ -76,7 +76,7 @@ def _follow(server: SyncServer, queue: str, last_id: str) -> Iterator[QueueEvent
             if not away:
                 note(f"{error}; retrying until it is available")
             away = True
-            sleep(_PAUSE)
+            time.sleep(_PAUSE)
             continue
         if away:
             note("Reconnected to Redis")
@@ -324,6 +324,8 @@ def _state(record: WorkerRecord | None) -> str | None:
     """Return whether a worker fetches jobs, or None if it publishes no record."""
     if record is None:
         return None
+    if record.is_late(int(time.time() * 1000)):
+        return "not responding"
     return "stopping" if record.stopping else "quiet" if record.quiet else "running"
 
 

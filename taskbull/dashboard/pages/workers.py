@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from taskbull.core.diagnosis import span
 from taskbull.core.validation import instant_from_ms
-from taskbull.core.worker_record import WorkerRecord
+from taskbull.core.worker_record import WorkerRecord, is_made_id
 from taskbull.dashboard import html as h
 from taskbull.dashboard.access import RequestContext
 from taskbull.dashboard.layout import Content, ask_button, cell, duration, grid, number, since, size
@@ -83,6 +84,9 @@ def _ours(ctx: RequestContext, state: QueueState, record: WorkerRecord) -> h.Ele
             "Software",
             f"taskbull {record.version}, Python {record.python}, {record.backend}",
             h.span(" ⚡ circuit open", class_="bad") if is_open else None,
+            h.span(f" not responding for {_silent(state, record.id)}", class_="bad")
+            if record.id in state.facts.silent
+            else None,
             h.span(" stopping", class_="warn") if record.stopping else None,
             h.span(" quiet", class_="warn") if record.quiet else None,
         ),
@@ -107,7 +111,7 @@ def _other(state: QueueState, worker: ConnectedWorker, place: int) -> h.Element:
         cell("Worker", h.strong(worker.name or "unnamed"), kind="lead"),
         cell("Queue", link_to(state.name, "queue", q=state.name, state="active")),
         cell("Host", worker.address),
-        cell("Software", "Node.js or another BullMQ client"),
+        cell("Software", _software(state, worker.name)),
         cell("Running", "–", kind="n"),
         cell("Uptime", duration(worker.age), kind="nw"),
         cell("Lag", "–", kind="n"),
@@ -115,6 +119,19 @@ def _other(state: QueueState, worker: ConnectedWorker, place: int) -> h.Element:
         cell("", kind="bare"),
         id=f"worker-{state.name}-{worker.address}-{place}",
     )
+
+
+def _software(state: QueueState, worker: str) -> list[h.Node]:
+    if worker in state.facts.silent:
+        return ["taskbull", h.span(f" not responding for {_silent(state, worker)}", class_="bad")]
+    if is_made_id(worker):
+        return ["taskbull, without a status record"]
+    return ["Node.js or another BullMQ client"]
+
+
+def _silent(state: QueueState, worker: str) -> str:
+    facts = state.facts
+    return span((facts.now - facts.silent[worker]).total_seconds())
 
 
 _RUNNING: tuple[h.Node, ...] = ("Job", "Queue", "Task", "Worker", "Running for", "Lock")
