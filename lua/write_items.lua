@@ -12,7 +12,7 @@
 --                   of items; the items, as JSON
 -- RETURNS
 --   for each job the number of the run, or the reason for refusing: -1 no such job, -2 no lock, -6
---   another worker's lock
+--   another worker's lock, or Redis's error if a key of the job has the wrong type or content
 -- EFFECTS
 --   an item has the id `<run>-<number>`, so it is written once even if a call is repeated. A run
 --   after the first one writes the entry `<run>-0`, which means that the job has restarted. The
@@ -47,25 +47,42 @@ local function last_number(items, run)
   return tonumber(last_run) == run and tonumber(number) or 0
 end
 
-local codes, words, place = {}, ARGV, 4
+local words = ARGV
+
+-- write_job(key, token, run, attempt, limit, rest, first, place, count) -> the number of the run,
+-- or the reason for refusing. `place` is that of the first item.
+local function write_job(key, token, run, attempt, limit, rest, first, place, count)
+  local items, code = key .. ":tb:items", check_job(key, key .. ":lock", token)
+  if code ~= 0 then
+    return code
+  end
+  if run == 0 then
+    run = begin_run(key, items, token, attempt, limit, rest)
+  end
+  local written = is_repeated == "1" and last_number(items, run) or 0
+  for i = 0, count - 1 do
+    if first + i > written then
+      redis.call("XADD", items, "MAXLEN", "=", limit, run .. "-" .. first + i,
+        "item", words[place + i])
+    end
+  end
+  redis.call("PEXPIRE", items, life)
+  return run
+end
+
+local codes, place = {}, 4
 while place <= #words do
   local id, token, run, attempt, limit, rest, first, count = unpack(words, place, place + 7)
-  local key = prefix .. id
-  local items, code = key .. ":tb:items", check_job(key, key .. ":lock", token)
-  first, count, place = tonumber(first), tonumber(count), place + 8
-  if code == 0 then
-    code = tonumber(run)
-    if code == 0 then
-      code = begin_run(key, items, token, attempt, limit, rest)
+  place, count = place + 8, tonumber(count)
+  local is_done, code = pcall(write_job, prefix .. id, token, tonumber(run), attempt, limit, rest,
+    tonumber(first), place, count)
+  if not is_done then
+    code = type(code) == "table" and code.err or tostring(code)
+    -- The key has another type, or an entry with a later id.
+    if not string.find(code, "WRONGTYPE", 1, true) and not string.find(code, "stream ID", 1, true)
+      and not string.find(code, "specified in XADD", 1, true) then
+      error(code, 0)
     end
-    local written = is_repeated == "1" and last_number(items, code) or 0
-    for i = 0, count - 1 do
-      if first + i > written then
-        redis.call("XADD", items, "MAXLEN", "=", limit, code .. "-" .. first + i,
-          "item", words[place + i])
-      end
-    end
-    redis.call("PEXPIRE", items, life)
   end
   codes[#codes + 1] = code
   place = place + count

@@ -92,11 +92,12 @@ class Unwritten(NamedTuple):
 
 def write_items(
     queue: QueueKeys, jobs: Iterable[Unwritten], *, is_repeated: bool = False
-) -> Call[list[int]]:
+) -> Call[list[int | bytes]]:
     """Append items to the streams of jobs that hold their locks.
 
     The reply has the number of the run for each job, or a negative code if the job is gone or has
-    lost its lock. The call may be repeated with `is_repeated` if it was perhaps executed.
+    lost its lock, or Redis's error if another program has written the job's keys. The call may be
+    repeated with `is_repeated` if it was perhaps executed.
     """
     args: list[Word] = [queue.base, _IDLE_LIFE_MS, int(is_repeated)]
     for job in jobs:

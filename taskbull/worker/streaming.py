@@ -27,10 +27,11 @@ from taskbull.errors import (
     ServerUnavailable,
     TaskbullError,
 )
-from taskbull.scripts.call import REFUSALS
+from taskbull.scripts.call import REFUSALS, text
 from taskbull.scripts.streams import Unwritten, write_items
 from taskbull.store.async_store import Store
 from taskbull.store.backend import Waiter, poster, waiters, wake
+from taskbull.store.protocol import ReplyError, read_refusal
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import current_job, port_of
 
@@ -340,7 +341,10 @@ class StreamWriter:
         if is_failing:
             await sleep(_PAUSE)
 
-    def _settle(self, stream: JobStream, code: int) -> None:
+    def _settle(self, stream: JobStream, code: int | bytes) -> None:
+        if isinstance(code, bytes):
+            self._end(stream, read_refusal(ReplyError(text(code))).error)
+            return
         if code < 0:
             self._end(stream, REFUSALS[code](stream.keys.queue, stream.run.job.id))
             return
