@@ -22,6 +22,7 @@ local stalled = unpack(KEYS)
 local prefix, life, is_repeated = unpack(ARGV)
 
 --- @include "check_job"
+--- @include "refusal"
 
 -- begin_run(key, items, token, attempt, limit, rest) -> the number of the run with this token.
 local function begin_run(key, items, token, attempt, limit, rest)
@@ -40,49 +41,46 @@ local function begin_run(key, items, token, attempt, limit, rest)
   return run
 end
 
--- last_number(items, run) -> the number of the last item in a run, or 0.
-local function last_number(items, run)
-  local newest = redis.call("XREVRANGE", items, "+", "-", "COUNT", 1)[1]
+-- run(...) -> Redis's reply, and its error if the key has another type or an entry with a later id.
+-- Any other error is raised.
+local function run(...)
+  local reply = redis.pcall(...)
+  local problem = refusal(reply)
+  if problem and not string.find(problem, "WRONGTYPE", 1, true)
+    and not string.find(problem, "stream ID", 1, true)
+    and not string.find(problem, "specified in XADD", 1, true) then
+    redis.call(...) -- it raises the error with its code, on every version of Redis
+  end
+  return reply, problem
+end
+
+-- last_number(items, run_number) -> the number of the last item in a run, or 0.
+local function last_number(items, run_number)
+  local newest = run("XREVRANGE", items, "+", "-", "COUNT", 1)[1]
   local last_run, number = string.match(newest and newest[1] or "0-0", "^(%d+)-(%d+)$")
-  return tonumber(last_run) == run and tonumber(number) or 0
+  return tonumber(last_run) == run_number and tonumber(number) or 0
 end
 
-local words = ARGV
-
--- write_job(key, token, run, attempt, limit, rest, first, place, count) -> the number of the run,
--- or the reason for refusing. `place` is that of the first item.
-local function write_job(key, token, run, attempt, limit, rest, first, place, count)
-  local items, code = key .. ":tb:items", check_job(key, key .. ":lock", token)
-  if code ~= 0 then
-    return code
-  end
-  if run == 0 then
-    run = begin_run(key, items, token, attempt, limit, rest)
-  end
-  local written = is_repeated == "1" and last_number(items, run) or 0
-  for i = 0, count - 1 do
-    if first + i > written then
-      redis.call("XADD", items, "MAXLEN", "=", limit, run .. "-" .. first + i,
-        "item", words[place + i])
-    end
-  end
-  redis.call("PEXPIRE", items, life)
-  return run
-end
-
-local codes, place = {}, 4
+local codes, words, place = {}, ARGV, 4
 while place <= #words do
-  local id, token, run, attempt, limit, rest, first, count = unpack(words, place, place + 7)
-  place, count = place + 8, tonumber(count)
-  local is_done, code = pcall(write_job, prefix .. id, token, tonumber(run), attempt, limit, rest,
-    tonumber(first), place, count)
-  if not is_done then
-    code = type(code) == "table" and code.err or tostring(code)
-    -- The key has another type, or an entry with a later id.
-    if not string.find(code, "WRONGTYPE", 1, true) and not string.find(code, "stream ID", 1, true)
-      and not string.find(code, "specified in XADD", 1, true) then
-      error(code, 0)
+  local id, token, number, attempt, limit, rest, first, count = unpack(words, place, place + 7)
+  local key = prefix .. id
+  local items, code = key .. ":tb:items", check_job(key, key .. ":lock", token)
+  first, count, place = tonumber(first), tonumber(count), place + 8
+  if code == 0 then
+    code = tonumber(number)
+    if code == 0 then
+      code = begin_run(key, items, token, attempt, limit, rest)
     end
+    local written, problem = is_repeated == "1" and last_number(items, code) or 0, nil
+    for i = 0, count - 1 do
+      if first + i > written and not problem then
+        problem = select(2, run("XADD", items, "MAXLEN", "=", limit, code .. "-" .. first + i,
+          "item", words[place + i]))
+      end
+    end
+    redis.call("PEXPIRE", items, life)
+    code = problem or code
   end
   codes[#codes + 1] = code
   place = place + count

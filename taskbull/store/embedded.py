@@ -141,6 +141,9 @@ def _short_socket(folder: Path) -> Path:
 logger = logging.getLogger(__name__)
 
 _LOG_LIMIT, _LOG_KEPT = 256 * 1024, 64 * 1024
+_DYING = 10.0
+"""Seconds that a killed server has to exit, on a busy machine."""
+
 _POLL = 0.005
 
 
@@ -212,7 +215,7 @@ def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
             ask(files.socket, "SHUTDOWN NOSAVE")  # it still flushes the append-only file
             if time.monotonic() > limit:
                 _kill(files)
-                limit += deadline
+                limit = time.monotonic() + max(deadline, _DYING)
             time.sleep(_POLL)
         files.socket.unlink(missing_ok=True)
     return True

@@ -11,8 +11,9 @@ from taskbull.core.job import NewJob
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import Complete, Fail, Release, RetryAfter, Verdict
 from taskbull.core.wire.job import decode_job, encode_job
+from taskbull.errors import ServerRefused
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.change import Signal, signal_call
+from taskbull.scripts.change import Holder, Signal, signal_call, store_step
 from taskbull.scripts.cycle import FetchOptions, cycle, extend_locks, sweep_chunk
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.scripts.streams import Unwritten, write_items
@@ -337,6 +338,33 @@ def test_no_job_is_taken_while_redis_is_full_and_outcomes_are_written(  # G1
         store.close()
 
 
+@pytest.mark.parametrize("server", KINDS[:1], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_redis_is_named_by_each_write_of_a_running_job(
+    bed: Bed, private_server: PrivateServers, kind: str
+) -> None:
+    """Workers try these writes again, unless the error has another code."""
+    server = private_server({"maxmemory-policy": "noeviction"}, kind=kind)
+    with redis.Redis.from_url(server.url) as admin:
+        store = SyncStore(address.parse(server.url))
+        own = Bed(admin, store, bed.prefix)
+        own.job("a", "active")
+        own.lock("a")
+        writes: list[Any] = [
+            write_items(own.queue, [Unwritten("a", "token", 0, 1, 10, 1000, 1, [b"1"])]),
+            store_step(own.queue, Holder("a", "token", 1000), "step:a#1", b"{}"),
+            signal_call(own.queue, "a", Signal("go", b"1", "id"), NOW),
+        ]
+        admin.config_set("maxmemory", 1)
+        for write in writes:
+            with pytest.raises(ServerRefused) as caught:
+                own.run(write)
+            assert caught.value.code == "OOM"
+        admin.config_set("maxmemory", 0)
+        assert [own.run(write) for write in writes] == [[1], None, 0]
+        store.close()
+
+
 def test_a_job_whose_items_cannot_be_written_hurts_no_other(bed: Bed) -> None:  # relative of F5
     admin: Any = bed.admin
     for name in "abcd":
@@ -349,6 +377,8 @@ def test_a_job_whose_items_cannot_be_written_hurts_no_other(bed: Bed) -> None:  
     codes = bed.run(write_items(bed.queue, written))
     assert codes[3] == 1
     assert "WRONGTYPE" in str(codes[0])
+    repeated = bed.run(write_items(bed.queue, written[:2], is_repeated=True))
+    assert all(isinstance(code, bytes) for code in repeated)
     assert all(isinstance(code, bytes) for code in codes[:3])
     assert [entry for entry, _ in admin.xrange(bed.queue.items("d"))] == [b"1-1", b"1-2"]
 
