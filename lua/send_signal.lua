@@ -25,6 +25,9 @@
 local job, steps, completed, failed, delayed, waiting_children = unpack(KEYS)
 local prefix, job_id, now, life, signal, value, call_id, again = unpack(ARGV)
 
+local MOST_CHECKED = 10000
+
+--- @include "finite"
 --- @include "is_hash"
 --- @include "is_child"
 --- @include "find_parent"
@@ -37,9 +40,10 @@ if not is_hash(job) then
 end
 local fields = redis.call("HMGET", steps, "count:" .. signal, "taken:" .. signal,
   "pending:" .. signal)
-local count, taken, child_id = tonumber(fields[1]) or 0, tonumber(fields[2]) or 0, fields[3]
+local count, taken, child_id = finite(fields[1]) or 0, finite(fields[2]) or 0, fields[3]
 local is_stored = false
-for number = 1, again == "1" and count or 0 do
+-- Another program may have written any count.
+for number = count, again == "1" and math.max(1, count - MOST_CHECKED) or count + 1, -1 do
   local sent = redis.call("HGET", steps, "sent:" .. signal .. "#" .. number)
   is_stored = is_stored or sent and string.sub(sent, 1, #call_id + 1) == call_id .. ":"
 end

@@ -47,7 +47,9 @@ local function begin_run(key, items, token, attempt, limit, rest)
     -- A removed job with this id may have left items. Some readers may be past them already.
     run = last_id(items)
     run = run < MOST_RUNS and run or 0
-    redis.call("DEL", items)
+    if redis.call("EXISTS", items) == 1 then -- A full Redis refuses no command after a DEL.
+      redis.call("DEL", items)
+    end
   end
   run = run + 1
   if run > 1 then

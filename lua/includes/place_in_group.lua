@@ -7,7 +7,7 @@ local function place_in_group(prefix, group, weight, ids, is_front)
   if not weight then
     local stored = redis.call("HMGET", prefix .. "tb:groups", "*" .. group, "+" .. group)
     local own = string.match(stored[2] or "", "^%S+ %S+ %S+ (%d+)")
-    weight = tonumber(own or stored[1] or 1)
+    weight = math.max(1, tonumber(own or stored[1]) or 1)
   end
   local edge = redis.call(is_front and "ZRANGE" or "ZREVRANGE", jobs, 0, 0, "WITHSCORES")[2]
   local step, rank = 1 / weight, FIRST_RANK

@@ -433,6 +433,8 @@ _WRAPPED = re.compile(
     r"^ERR Error running script .*?: (?:@user_script: ?\d+: )+-?(?P<inner>[A-Z]+ .*)$", re.DOTALL
 )
 
+_REDIRECTION = re.compile(r"\S+ \S+ (?P<host>\S*):(?P<port>\d{1,5})(?!\S)")
+
 # ACL errors inside a script. Redis < 7 does not name the command.
 _FORBIDDEN = re.compile(
     r"^(?:ERR )+(?:Error running script .*: |ACL failure in script: )"
@@ -478,11 +480,12 @@ class Refusal(Struct, frozen=True):
     def target(self, asked: Endpoint) -> Endpoint:
         """Return the node that a MOVED or ASK error names.
 
-        An empty host means the host that was asked.
+        An empty host means the host that was asked. Raises `InvalidReply` if no node is named.
         """
-        _, _, place = self.message.split()[:3]
-        host, _, port = place.rpartition(":")
-        return Endpoint(host.strip("[]") or asked.host, int(port))
+        found = _REDIRECTION.match(self.message)
+        if found is None or int(found["port"]) not in range(1, 65536):
+            raise invalid_reply(asked, ReplyError(self.message))
+        return Endpoint(found["host"].strip("[]") or asked.host, int(found["port"]))
 
 
 def read_refusal(reply: ReplyError | ConnectionLost) -> Refusal:

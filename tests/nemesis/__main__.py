@@ -15,6 +15,7 @@ from taskbull.store.server_process import valkey_binary
 from tests.interop.install import require_node_modules
 from tests.nemesis.place import PLACES
 from tests.nemesis.run import Report, Script, perform
+from tests.servers.kinds import redis_7
 
 SHOWN = 5
 NODES: Final[dict[str, Literal[5, 6] | None]] = {"none": None, "5": 5, "6": 6}
@@ -47,8 +48,8 @@ def main() -> int:
 
 def server_binary() -> Path:
     """Give Redis 7 where it is on the path, else Valkey."""
-    found = shutil.which("redis-server")
-    return Path(found) if found else valkey_binary()
+    found = redis_7()
+    return found if isinstance(found, Path) else valkey_binary()
 
 
 def show(report: Report, server: str) -> None:

@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 import redis
 
+from taskbull.core.job import NewJob
+from taskbull.core.options import JobOptions
 from taskbull.core.outcome import Complete, Fail, Release, RetryAfter, Verdict
-from taskbull.core.wire.job import decode_job
+from taskbull.core.wire.job import decode_job, encode_job
+from taskbull.errors import ServerRefused
+from taskbull.scripts.add import CallSequence, add_jobs
+from taskbull.scripts.change import Holder, Signal, signal_call, store_step
 from taskbull.scripts.cycle import FetchOptions, cycle, extend_locks, sweep_chunk
 from taskbull.scripts.schedulers import advance_scheduler
+from taskbull.scripts.streams import Unwritten, write_items
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed
@@ -330,3 +336,62 @@ def test_no_job_is_taken_while_redis_is_full_and_outcomes_are_written(  # G1
         cycled = take(own, 5)
         assert (cycled.full, len(cycled.jobs)) == (False, 2)
         store.close()
+
+
+@pytest.mark.parametrize("server", KINDS[:1], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_redis_is_named_by_each_write_of_a_running_job(
+    bed: Bed, private_server: PrivateServers, kind: str
+) -> None:
+    """Workers try these writes again, unless the error has another code."""
+    server = private_server({"maxmemory-policy": "noeviction"}, kind=kind)
+    with redis.Redis.from_url(server.url) as admin:
+        store = SyncStore(address.parse(server.url))
+        own = Bed(admin, store, bed.prefix)
+        own.job("a", "active")
+        own.lock("a")
+        writes: list[Any] = [
+            write_items(own.queue, [Unwritten("a", "token", 0, 1, 10, 1000, 1, [b"1"])]),
+            store_step(own.queue, Holder("a", "token", 1000), "step:a#1", b"{}"),
+            signal_call(own.queue, "a", Signal("go", b"1", "id"), NOW),
+        ]
+        admin.config_set("maxmemory", 1)
+        for write in writes:
+            with pytest.raises(ServerRefused) as caught:
+                own.run(write)
+            assert caught.value.code == "OOM"
+        admin.config_set("maxmemory", 0)
+        assert [own.run(write) for write in writes] == [[1], None, 0]
+        store.close()
+
+
+def test_a_job_whose_items_cannot_be_written_hurts_no_other(bed: Bed) -> None:  # relative of F5
+    admin: Any = bed.admin
+    for name in "abcd":
+        bed.job(name, "active")
+        bed.lock(name)
+    admin.set(bed.queue.items("a"), "not a stream")
+    admin.xadd(bed.queue.items("b"), {"x": "y"}, id="999999999999-0")
+    bed.hset("c", {"tbst": "9" * 400 + " 1 1 x"})
+    written = [Unwritten(name, "token", 0, 1, 10, 1000, 1, [b"1", b"2"]) for name in "abcd"]
+    for is_repeated in (False, True):
+        codes = bed.run(write_items(bed.queue, written, is_repeated=is_repeated))
+        assert codes[3] == 1
+    assert [entry for entry, _ in admin.xrange(bed.queue.items("d"))] == [b"1-1", b"1-2"]
+
+
+@pytest.mark.parametrize("number", GARBAGE)
+def test_no_number_of_signals_blocks_redis(bed: Bed, number: str) -> None:
+    bed.job("a", "active")
+    admin: Any = bed.admin
+    admin.hset(bed.queue.steps("a"), mapping={"count:go": number, "taken:go": number})
+    assert bed.run(signal_call(bed.queue, "a", Signal("go", b"1", "id"), NOW, again=True)) == 0
+
+
+@pytest.mark.parametrize("number", GARBAGE)
+def test_no_weight_keeps_a_job_of_a_group_from_being_added(bed: Bed, number: str) -> None:
+    bed.admin.hset(bed.queue.private("groups"), mapping={"*g": number, "+g": f"- - - {number} -"})
+    encoded = encode_job(NewJob("n", {}, JobOptions(group="g")), NOW)
+    for call in range(2):
+        bed.run(add_jobs(bed.queue, [encoded], NOW, CallSequence("test", 1, call + 1)))
+    assert len(take(bed, 5).jobs) == 2

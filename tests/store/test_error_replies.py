@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hiredis import ReplyError
 
-from taskbull.errors import ConnectionLost, ServerRefused, ServerUnavailable
+from taskbull.errors import ConnectionLost, InvalidReply, ServerRefused, ServerUnavailable
 from taskbull.store.address import Endpoint
 from taskbull.store.protocol import Reaction, read_refusal
 
@@ -114,3 +114,11 @@ def test_no_reply_at_all_may_mean_that_another_node_has_taken_over() -> None:
 )
 def test_a_redirection_names_its_target(said: str, target: Endpoint) -> None:
     assert read_refusal(ReplyError(said)).target(ASKED) == target
+
+
+@pytest.mark.parametrize(
+    "said", ["MOVED", "MOVED 7", "MOVED 7 host", "ASK 7 a:b", "ASK 7 :", "MOVED 7 host:99999999"]
+)
+def test_a_redirection_to_nowhere_is_an_error_that_names_the_server(said: str) -> None:  # S27
+    with pytest.raises(InvalidReply, match=r"asked\.example\.org"):
+        read_refusal(ReplyError(said)).target(ASKED)
