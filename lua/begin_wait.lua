@@ -37,6 +37,7 @@ local prefix, token, now, life, field, signal, record, due, can_end, child_id, n
   parent = unpack(ARGV)
 
 --- @include "check_job"
+--- @include "claim_steps"
 --- @include "delete_job"
 --- @include "delayed_score"
 --- @include "add_delay_marker"
@@ -47,6 +48,7 @@ local refused = check_job(job, lock, token)
 if refused ~= 0 then
   return refused
 end
+claim_steps(job, steps, life)
 local ended, other_id = unpack(redis.call("HMGET", steps, "done:" .. field, "child:" .. field))
 child_id = other_id or child_id
 local child, dependencies = prefix .. child_id, job .. ":dependencies"

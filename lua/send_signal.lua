@@ -26,6 +26,7 @@ local job, steps, completed, failed, delayed, waiting_children = unpack(KEYS)
 local prefix, job_id, now, life, signal, value, call_id, again = unpack(ARGV)
 
 --- @include "is_hash"
+--- @include "claim_steps"
 --- @include "is_child"
 --- @include "find_parent"
 --- @include "assert_can_remove"
@@ -35,6 +36,10 @@ local prefix, job_id, now, life, signal, value, call_id, again = unpack(ARGV)
 if not is_hash(job) then
   return -1
 end
+local has_ended = redis.call("ZSCORE", completed, job_id) or redis.call("ZSCORE", failed, job_id)
+if not has_ended then
+  claim_steps(job, steps, life)
+end
 local fields = redis.call("HMGET", steps, "count:" .. signal, "taken:" .. signal,
   "pending:" .. signal)
 local count, taken, child_id = tonumber(fields[1]) or 0, tonumber(fields[2]) or 0, fields[3]
@@ -43,7 +48,7 @@ for number = 1, again == "1" and count or 0 do
   local sent = redis.call("HGET", steps, "sent:" .. signal .. "#" .. number)
   is_stored = is_stored or sent and string.sub(sent, 1, #call_id + 1) == call_id .. ":"
 end
-if redis.call("ZSCORE", completed, job_id) or redis.call("ZSCORE", failed, job_id) then
+if has_ended then
   return is_stored and 0 or -3
 end
 local child = prefix .. (child_id or "")
