@@ -99,10 +99,11 @@ if result or has_failed then
   if value then
     return end_wait("," .. string.sub(value, 2, -2), "")
   end
-  if can_end == "1" then
+  if result and can_end == "1" then
     return end_wait("", "")
   end
-elseif not is_pending and can_end == "1" and tonumber(due) <= tonumber(now) then
+end
+if not is_pending and can_end == "1" and tonumber(due) <= tonumber(now) then
   return end_wait("", "")
 end
 redis.call("HDEL", job, "tbwc") -- it has something to wait for
