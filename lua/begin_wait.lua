@@ -37,6 +37,7 @@ local prefix, token, now, life, field, signal, record, due, can_end, child_id, n
   parent = unpack(ARGV)
 
 --- @include "check_job"
+--- @include "claim_steps"
 --- @include "delete_job"
 --- @include "delayed_score"
 --- @include "add_delay_marker"
@@ -47,6 +48,7 @@ local refused = check_job(job, lock, token)
 if refused ~= 0 then
   return refused
 end
+claim_steps(job, steps, life)
 local ended, other_id = unpack(redis.call("HMGET", steps, "done:" .. field, "child:" .. field))
 child_id = other_id or child_id
 local child, dependencies = prefix .. child_id, job .. ":dependencies"
@@ -97,10 +99,11 @@ if result or has_failed then
   if value then
     return end_wait("," .. string.sub(value, 2, -2), "")
   end
-  if can_end == "1" then
+  if result and can_end == "1" then
     return end_wait("", "")
   end
-elseif not is_pending and can_end == "1" and tonumber(due) <= tonumber(now) then
+end
+if not is_pending and can_end == "1" and tonumber(due) <= tonumber(now) then
   return end_wait("", "")
 end
 redis.call("HDEL", job, "tbwc") -- it has something to wait for

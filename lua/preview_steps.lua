@@ -1,6 +1,7 @@
 -- preview_steps: read the steps and waits of a job without their results.
 --
 -- KEYS
+--   job       hash   the job
 --   steps     hash   the job's steps
 -- ARGV
 --   most             number of fields above which nothing is read
@@ -10,14 +11,18 @@
 --   fields           field, record, ... without the values of signals. The record of a step is cut
 --                    after its times, and "" if it is too large to read
 
-local steps = unpack(KEYS)
+local job, steps = unpack(KEYS)
 local most, budget = unpack(ARGV)
 
+--- @include "are_own_steps"
 --- @include "ignore_wrongtype"
 
 local SMALL, LONGEST_NAME = 1024, 512
 local count, reply = ignore_wrongtype(redis.pcall("HLEN", steps)) or 0, {}
 budget = tonumber(budget)
+if count > 0 and not are_own_steps(job, steps) then
+  count = 0
+end
 if count > tonumber(most) then
   return { count, reply }
 end

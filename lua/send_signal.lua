@@ -29,6 +29,7 @@ local MOST_CHECKED = 10000
 
 --- @include "finite"
 --- @include "is_hash"
+--- @include "claim_steps"
 --- @include "is_child"
 --- @include "find_parent"
 --- @include "assert_can_remove"
@@ -37,6 +38,10 @@ local MOST_CHECKED = 10000
 
 if not is_hash(job) then
   return -1
+end
+local has_ended = redis.call("ZSCORE", completed, job_id) or redis.call("ZSCORE", failed, job_id)
+if not has_ended then
+  claim_steps(job, steps, life)
 end
 local fields = redis.call("HMGET", steps, "count:" .. signal, "taken:" .. signal,
   "pending:" .. signal)
@@ -47,7 +52,7 @@ for number = count, again == "1" and math.max(1, count - MOST_CHECKED) or count 
   local sent = redis.call("HGET", steps, "sent:" .. signal .. "#" .. number)
   is_stored = is_stored or sent and string.sub(sent, 1, #call_id + 1) == call_id .. ":"
 end
-if redis.call("ZSCORE", completed, job_id) or redis.call("ZSCORE", failed, job_id) then
+if has_ended then
   return is_stored and 0 or -3
 end
 local child = prefix .. (child_id or "")

@@ -16,11 +16,13 @@ local job, lock, steps = unpack(KEYS)
 local token, life, field, record = unpack(ARGV)
 
 --- @include "check_job"
+--- @include "claim_steps"
 
 local refused = check_job(job, lock, token)
 if refused ~= 0 then
   return refused
 end
+claim_steps(job, steps, life)
 redis.call("HSET", steps, field, record)
 redis.call("PEXPIRE", steps, life)
 return 0

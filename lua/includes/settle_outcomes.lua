@@ -69,8 +69,10 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
         outcome = outcome }
       locks[#locks + 1] = key .. ":lock"
       ends[kind] = true
-      if kind == COMPLETED then
+      if kind == COMPLETED or kind == FAILED then
         family[#family + 1] = key .. ":dependencies"
+      end
+      if kind == COMPLETED then
         family[#family + 1] = key .. ":unsuccessful"
       end
     end
@@ -149,6 +151,9 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     if is_cancelled(reason) then
       --- @include "queue_child_cancels"
       queue_child_cancels(prefix, id, is_kept, prefix .. "tb:cancelling:" .. id .. ":parents")
+    elseif job.has_children then
+      --- @include "drop_waits"
+      drop_waits(prefix, key, keys.delayed)
     end
     if parent_key then
       functions().notify_failed(key, parent_key, reason, now)
@@ -261,8 +266,9 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     job.parent_key, job.dedup_name, job.deferred_failure = parent_key, dedup_name, deferred_failure
     job.stream = stream
     job.is_cancelled = job.kind >= RETRIED and is_cancelled(deferred_failure)
+    job.has_children = any_children and redis.call("EXISTS", key .. ":dependencies") == 1
     if any_children and job.kind == COMPLETED then
-      if redis.call("EXISTS", key .. ":dependencies") == 1 then
+      if job.has_children then
         return -4
       elseif redis.call("EXISTS", key .. ":unsuccessful") == 1 then
         return -9

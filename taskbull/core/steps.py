@@ -2,6 +2,7 @@
 
 A job's steps are fields of one hash, which only taskbull reads and writes:
 
+    job                      the time when the job was added, as in its hash
     step:<name>#<n>          a finished step: a `StepRecord` as JSON
     signal:<name>#<n>        a wait for a signal, and sleep:#<n> a sleep: a `WaitRecord` as JSON
     done:<field of a wait>   the end of that wait: a `WaitEnd` as JSON

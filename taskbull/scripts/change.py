@@ -685,6 +685,7 @@ def trim_events(queue: QueueKeys, length: int) -> Command[int]:
 
 STORE_STEP = load("store_step")
 BEGIN_WAIT = load("begin_wait")
+GET_STEPS = load("get_steps")
 PREVIEW_STEPS = load("preview_steps")
 SEND_SIGNAL = load("send_signal")
 
@@ -697,16 +698,15 @@ SIGNAL_LIFE_MS: Final = 365 * 86_400_000
 _WAIT_OPTIONS: Final = JobOptions(attempts=1, keep_completed=Keep.none(), keep_failed=Keep.none())
 
 
-def get_steps(queue: QueueKeys, job_id: str) -> Command[dict[str, bytes]]:
+def get_steps(queue: QueueKeys, job_id: str) -> Call[dict[str, bytes]]:
     """Return everything stored about the steps of a job, by field. See `core.steps`."""
-    key = queue.steps(job_id)
-    return Command(("HGETALL", key), key, _fields)
+    return Call(GET_STEPS, (queue.job(job_id), queue.steps(job_id)), (), _fields)
 
 
-def read_steps(queue: QueueKeys, job_id: str) -> Command[list[JobStep]]:
+def read_steps(queue: QueueKeys, job_id: str) -> Call[list[JobStep]]:
     """Return the steps and waits of a job in the order of their start."""
-    key = queue.steps(job_id)
-    return Command(("HGETALL", key), key, lambda reply: steps_of(_fields(reply)))
+    keys = (queue.job(job_id), queue.steps(job_id))
+    return Call(GET_STEPS, keys, (), lambda reply: steps_of(_fields(reply)))
 
 
 _MOST_FIELDS: Final = 3_000
@@ -718,7 +718,8 @@ _BUDGET: Final = 8_000_000
 
 def preview_steps(queue: QueueKeys, job_id: str) -> Call[StepPreview]:
     """Return the steps and waits of a job without their results."""
-    return Call(PREVIEW_STEPS, (queue.steps(job_id),), (_MOST_FIELDS, _BUDGET), _preview)
+    keys = (queue.job(job_id), queue.steps(job_id))
+    return Call(PREVIEW_STEPS, keys, (_MOST_FIELDS, _BUDGET), _preview)
 
 
 def _preview(reply: tuple[int, list[bytes]]) -> StepPreview:

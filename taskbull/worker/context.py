@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from taskbull.core.keys import QueueKeys
@@ -66,6 +67,8 @@ class QueueContext:
         value."""
         self.is_quiet = False
         """True while the worker fetches no jobs on request."""
+        self.thread = get_ident()
+        """Id of the thread that runs the worker's event loop."""
         self.options = options or WorkerOptions()
         self.quiet_until = 0.0
         """Time until which jobs drop progress and log lines without waiting, by

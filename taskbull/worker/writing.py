@@ -16,11 +16,13 @@ import logging
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from threading import get_ident
 from time import monotonic
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
 import anyio
+from anyio import to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -152,6 +154,8 @@ class Writing:
         """Perform a read or write in the event loop."""
         if method == "hold" and self._is_held():
             return None
+        if get_ident() != self._context.thread:  # A plain function runs an event loop of its own.
+            return await to_thread.run_sync(self.call, method, *arguments)
         if method in _OF_STREAMS:
             return await self._acall_stream(method, *arguments)
         operation = getattr(self, f"_{method}")(*arguments)

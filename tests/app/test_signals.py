@@ -268,6 +268,64 @@ async def test_a_waiting_job_can_be_cancelled_and_removed(
                 await jobs[0].asignal("approval")
 
 
+async def test_a_cancelled_job_waits_on_if_it_is_retried(
+    waiting: Waiting, app: App, anyio_backend: str
+) -> None:
+    with fail_after(LIMIT):
+        async with app.worker(stalled_interval=0.5).running():
+            job = await waiting.publish.adelay("a", 3600)
+            await until(lambda: waiting.is_waiting(job))
+            await job.acancel()
+            with pytest.raises(JobCancelled):
+                await job.aresult()
+            await until(lambda: waiting.admin.zcard(waiting.keys.delayed) == 0)
+            await app.queue("default").retry(job.id)
+            await until(lambda: waiting.is_waiting(job))
+            await job.asignal("approval", {"ok": True, "by": "ann"})
+            assert await job.aresult() == "A ann"
+
+
+async def test_a_job_that_fails_leaves_no_wait_behind(
+    app: App, admin: redis.Redis, keys: QueueKeys
+) -> None:
+    broken = True
+
+    @app.task(attempts=1)
+    async def check() -> None:
+        raise RuntimeError("broken")
+
+    @app.task(attempts=1)
+    async def after_a_child() -> str:
+        await current_job().aspawn([check.job()])
+        value: str = await current_job().await_signal("go", str)
+        return value
+
+    @app.task(attempts=1)
+    async def beside_an_error() -> str:
+        async with anyio.create_task_group() as group:
+            if broken:
+                group.start_soon(anyio.to_thread.run_sync, check_now)
+            group.start_soon(current_job().await_signal, "go", str)
+        return "done"
+
+    def check_now() -> None:
+        raise RuntimeError("broken")
+
+    with fail_after(LIMIT):
+        async with app.worker().running():
+            jobs = [await after_a_child.adelay(), await beside_an_error.adelay()]
+            for job in jobs:
+                with pytest.raises(JobFailed):
+                    await job.aresult()
+            assert admin.zcard(keys.delayed) == 0
+            assert not admin.keys(f"{keys.base}*-signal-*")
+            broken = False
+            await app.queue("default").retry(job.id, reset_steps=True)
+            await until(lambda: admin.zscore(keys.waiting_children, job.id) is not None)
+            await job.asignal("go", "yes")
+            assert await job.aresult() == "done"
+
+
 async def test_a_job_that_expires_while_it_waits_fails(waiting: Waiting, app: App) -> None:
     with fail_after(LIMIT):
         async with app.worker().running():

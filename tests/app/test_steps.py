@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 import redis
+import trio
 from anyio import fail_after
 
 from taskbull import (
@@ -29,6 +31,7 @@ from taskbull import (
 )
 from taskbull.core.keys import QueueKeys
 from tests.servers.kinds import Reachable
+from tests.worker.bed import until
 
 LIMIT = 60.0
 
@@ -134,6 +137,87 @@ async def test_a_plain_task_has_steps_in_its_thread(app: App) -> None:
 
     assert await finish(app, await run.adelay()) == [1, 2, 1, 2]
     assert calls == [("a", False), ("b", False)]
+
+
+async def test_a_job_with_the_id_of_a_removed_one_has_its_own_steps(
+    app: App, admin: redis.Redis, keys: QueueKeys
+) -> None:
+    """BullMQ removes a job without its steps, and producers can use an id again."""
+    calls: list[str] = []
+
+    @step
+    async def greet(name: str) -> str:
+        calls.append(name)
+        return f"{name} {current_job().data['number']}"
+
+    @app.task(attempts=2, backoff=Backoff.none())
+    async def run(number: int) -> list[str]:
+        if number == 2 and current_job().attempt == 1:
+            raise ConnectionError
+        return [await greet("ann"), await current_job().await_signal("go", str)]
+
+    job = await run.options(job_id="a").adelay(1)
+    await job.asignal("go", "yes")
+    assert await finish(app, job) == ["ann 1", "yes"]
+    admin.delete(keys.job("a"))
+    admin.zrem(keys.completed, "a")
+
+    again = await run.options(job_id="a").adelay(2)
+    assert await again.asteps() == []
+    async with app.worker().running():
+        await until(lambda: admin.zscore(keys.waiting_children, "a") is not None)
+        assert [one.status for one in await again.asteps()] == ["done", "waiting"]
+        await again.asignal("go", "no")
+        assert await again.aresult(timeout=LIMIT) == ["ann 2", "no"]
+    assert calls == ["ann", "ann"]
+
+
+async def test_a_signal_is_not_for_a_later_job_with_the_same_id(
+    app: App, admin: redis.Redis, keys: QueueKeys
+) -> None:
+    @app.task
+    async def run(number: int) -> int:
+        value: int = await current_job().await_signal("go", int)
+        return value
+
+    job = await run.options(job_id="a").adelay(1)
+    await job.asignal("go", 1)
+    admin.delete(keys.job("a"))
+    admin.lrem(keys.wait, 0, "a")
+    again = await run.options(job_id="a").adelay(2)
+    await again.asignal("go", 2)
+    assert await finish(app, again) == 2
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("run", [asyncio.run, trio.run])
+async def test_a_plain_task_runs_an_event_loop_of_its_own(app: App, run: Any) -> None:
+    calls: list[str] = []
+
+    @step
+    async def load(name: str) -> str:
+        await anyio.lowlevel.checkpoint()
+        calls.append(name)
+        return name.upper()
+
+    async def agent() -> list[str]:
+        job = current_job()
+        found = [await load("a"), await load("b")]
+        await job.aprogress(50)
+        if job.attempt == 1:
+            raise ConnectionError
+        return [*found, await job.await_signal("go", str)]
+
+    @app.task(attempts=2, backoff=Backoff.none())
+    def research() -> list[str]:
+        found: list[str] = run(agent) if run is trio.run else run(agent())
+        return found
+
+    job = await research.adelay()
+    await job.asignal("go", "yes")
+    assert await finish(app, job) == ["A", "B", "yes"]
+    assert calls == ["a", "b"]
+    assert (await job.ainfo()).progress == 50
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])

@@ -205,7 +205,7 @@ def seed_jobs(admin: Any, prefix: str) -> list[str]:
     """Write jobs with hostile steps and streams to a queue; return their ids."""
     base = f"{prefix}:evil:"
     for name, fields in STEPS.items():
-        admin.hset(f"{base}steps-{name}:tb:steps", mapping=fields)
+        admin.hset(f"{base}steps-{name}:tb:steps", mapping={"job": "1", **fields})
     for name, entries in ITEMS.items():
         for entry in entries:
             admin.xadd(f"{base}items-{name}:tb:items", entry)
@@ -343,6 +343,7 @@ async def test_a_page_reads_no_results_of_steps(  # S7
     key = f"{emails.keys.job(job.id)}:tb:steps"
     large = "x" * 3_000_000
     records = {f"step:large#{n}": f'{{"at":{n},"took":5,"value":"{large}"}}' for n in range(1, 5)}
+    admin.hset(key, "job", admin.hget(emails.keys.job(job.id), "timestamp"))
     admin.hset(key, mapping=records | {"step:small#1": '{"at":1,"took":5,"value":7}'})
     sent = admin.info("stats")["total_net_output_bytes"]
     page = await visitor.get(f"job?q=emails&id={job.id}")

@@ -90,6 +90,7 @@ SAMPLES = calls(
         read.get_newest_logs(QUEUE, JOB, 1),
         streams.preview_items(QUEUE, JOB, 1),
         change.preview_steps(QUEUE, JOB),
+        change.read_steps(QUEUE, JOB),
         streams.write_items(QUEUE, []),
         read.find_events(QUEUE, JOB),
         schedulers.find_run(QUEUE, "s", [1]),

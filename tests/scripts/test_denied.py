@@ -659,6 +659,7 @@ READS: dict[str, Callable[[QueueKeys], Call[Any]]] = {
     "a log": lambda q: read_calls.get_newest_logs(q, "f", 5),
     "a stream": lambda q: streams.preview_items(q, "f", 5),
     "steps": lambda q: change.preview_steps(q, "f"),
+    "all of the steps": lambda q: change.read_steps(q, "f"),
     "a job's events": lambda q: read_calls.find_events(q, "f"),
     "the last run of a schedule": lambda q: schedulers.find_run(q, "s", [NOW + 1, NOW]),
     "records of workers": records.get_records,

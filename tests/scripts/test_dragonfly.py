@@ -235,6 +235,7 @@ def run_operations(url: str, prefix: str) -> None:
         read.scan_results(keys.processed(failed), "double", "0", 10),
         streams.preview_items(keys, failed, 10),
         change.preview_steps(keys, failed),
+        change.read_steps(keys, failed),
     ):
         go(store, request)
     server.search("default", "failed", Terms(errors=("never",)))

@@ -155,6 +155,7 @@ OPERATIONS: dict[str, Operation] = {
     "a log": lambda q: read.get_newest_logs(q, "a1", 5),
     "a stream": lambda q: streams.preview_items(q, "a1", 5),
     "steps": lambda q: steps.preview_steps(q, "a1"),
+    "all of the steps": lambda q: steps.read_steps(q, "a1"),
     "a job's events": lambda q: read.find_events(q, "w1"),
     "the last run of a schedule": lambda q: schedulers.find_run(q, "s", [NOW]),
     "records of workers": records.get_records,
