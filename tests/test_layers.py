@@ -76,6 +76,7 @@ LAYERS: dict[str, Layer] = {
 }
 
 EXTRA: dict[str, tuple[set[str], str]] = {
+    "errors.py": ({"re"}, "the class of a job's error is read from its stack trace"),
     "core/job.py": ({"contextvars"}, "the job of the running code is a context variable"),
     "core/outcome.py": (
         {"logging", "os", "pathlib"},
@@ -126,13 +127,13 @@ WIRE_NAMES |= {"tbfl", "tbdr", "tbho"}
 
 JSON_SCHEMA = {
     *("additionalProperties", "allOf", "anyOf", "contentEncoding", "exclusiveMinimum"),
-    *("maxItems", "multipleOf", "oneOf", "prefixItems", "propertyNames"),
+    *("exclusiveMaximum", "maxItems", "multipleOf", "oneOf", "prefixItems", "propertyNames"),
 }
 """Keywords of JSON Schema, which look like names of BullMQ."""
 
 NOT_OF_THE_WIRE = {
-    "app/contract.py": JSON_SCHEMA | {"exclusiveMaximum", "minItems"},
-    "app/contract_changes.py": JSON_SCHEMA | {"exclusiveMax", "uniqueItems"},
+    "app/contract.py": JSON_SCHEMA | {"minItems"},
+    "app/contract_changes.py": JSON_SCHEMA | {"maxLength", "minLength", "uniqueItems"},
     "dashboard/layout.py": {"kB"},  # a thousand bytes
     "observability/logs.py": {"taskName"},  # of a record of `logging`
     "observability/tracing.py": {"addBulk", "addFlow"},  # what BullMQ calls the operations
