@@ -62,7 +62,7 @@ def open_server(app: App | None, redis: str | None = None, prefix: str | None = 
     try:
         if app is None:
             prefix = "bull" if prefix is None else prefix
-            server = SyncServer(redis or None, prefix=prefix, call_timeout=CALL_TIMEOUT)
+            server = SyncServer(redis, prefix=prefix, call_timeout=CALL_TIMEOUT)
         else:
             namespace = app.producer.namespace
             server = SyncServer(
