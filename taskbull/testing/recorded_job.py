@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeGuard, cast
 
+from msgspec.structs import replace
+
 from taskbull.app.producer import ByName, JobSpec
 from taskbull.core import payload
 from taskbull.core.job import Children, Growing, Job, Member, NewJob, arrange
@@ -153,7 +155,7 @@ class RecordedJob:
         taken: list[bytes | None] = [*values, made, started]
         if self.deferred_failure is not None:
             taken += [self.deferred_failure.encode(), *[None] * (len(RUN_FIELDS) - len(taken) - 1)]
-        return decode_taken(self.id.encode(), taken)
+        return replace(decode_taken(self.id.encode(), taken), queue=self.queue)
 
     @property
     def key(self) -> str:

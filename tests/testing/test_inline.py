@@ -14,10 +14,18 @@ import anyio
 import pytest
 from click.testing import CliRunner
 
-from taskbull import App, Backoff, JobState, Queue, current_job, events, from_child
+from taskbull import (
+    App,
+    Backoff,
+    Failure,
+    Job,
+    JobState,
+    Queue,
+    current_job,
+    events,
+    from_child,
+)
 from taskbull.cli.main import commands
-from taskbull.core.job import Job
-from taskbull.core.outcome import Failure
 from taskbull.errors import ConfigurationError, JobFailed, NotRecorded
 from taskbull.testing import Server, connected, recorded
 from taskbull.testing import server as server
