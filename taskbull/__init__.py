@@ -19,9 +19,10 @@ from taskbull.app.task import Task, chain, from_child, from_children
 from taskbull.core.backoff import Backoff
 from taskbull.core.celery import MODULE, celery_hint
 from taskbull.core.groups import GroupInfo, Groups, Limiter
+from taskbull.core.job import Job
 from taskbull.core.keys import JobState
 from taskbull.core.options import Dedup, Keep, WorkerOptions
-from taskbull.core.outcome import Cancelled
+from taskbull.core.outcome import Cancelled, Failure
 from taskbull.core.retry import CircuitBreaker
 from taskbull.core.steps import JobStep
 from taskbull.errors import (
@@ -80,10 +81,12 @@ __all__ = [
     "Dedup",
     "EnqueueError",
     "Every",
+    "Failure",
     "GroupInfo",
     "Groups",
     "InvalidArguments",
     "InvalidReply",
+    "Job",
     "JobCancelled",
     "JobExpired",
     "JobFailed",

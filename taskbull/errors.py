@@ -192,6 +192,7 @@ class InvalidArguments(TaskbullError, TypeError, ValueError):
 
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_RETRY: Final = f"{__name__}.Retry"
 _GROUP: Final = f"  + Exception Group {_TRACEBACK}"
 _MEMBER: Final = re.compile(r" +\+(?:-\+)?-+ (\d+|\.\.\.) -+")
 
@@ -208,6 +209,8 @@ def _class_in(stack: str) -> str | None:
         return None
     names = (line.partition(":")[0] for line in lines if not line.startswith(" "))
     name = next(names, "")
+    if name == _RETRY and len(starts) > 1:
+        return _class_in("\n".join(stack.splitlines()[: starts[-1]]))
     return name if name and not any(each.isspace() for each in name) else None
 
 
@@ -240,7 +243,7 @@ class JobFailed(TaskbullError):
 
         It is read from the last stack trace, which Python and Node write. A job that did not raise,
         for example because it expired, has none. An exception group with one error has that
-        error's class.
+        error's class, and a `Retry` raised from another error has the class of that one.
         """
         return _class_in(self.stacktrace[-1]) if self.stacktrace else None
 
@@ -351,11 +354,15 @@ class TransientError(JobControl):
     """Fail the attempt for a temporary reason. Retried with backoff if attempts remain."""
 
 
+ASKED_FOR_RETRY: Final = "the task asked for a retry"
+
+
 class Retry(JobControl):
     """Run the job again after a fixed delay. This uses up an attempt.
 
     Args:
-        message: Reason, stored as the error of this attempt.
+        message: Reason, stored as the error of this attempt. Without it, the reason names the error
+            that is being handled, if there is one.
         after: Delay in seconds, or a `timedelta`.
 
     Raises:
@@ -365,9 +372,7 @@ class Retry(JobControl):
         >>> raise Retry("the server is busy", after=30)
     """
 
-    def __init__(
-        self, message: str = "the task asked for a retry", *, after: float | timedelta = 0
-    ) -> None:
+    def __init__(self, message: str = ASKED_FOR_RETRY, *, after: float | timedelta = 0) -> None:
         super().__init__(message)
         self.after = _seconds("Retry(after=…)", after)
 

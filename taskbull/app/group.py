@@ -51,7 +51,7 @@ from taskbull.app.task import (
     make_task,
 )
 from taskbull.core.celery import APP, no_attribute
-from taskbull.core.events import is_async
+from taskbull.core.events import is_async, takes
 from taskbull.core.job import ExecutionMode, Middleware, NewJob, PlainMiddleware, check_single
 from taskbull.core.keys import NAME_LIMIT, check_queue_name
 from taskbull.core.options import with_group
@@ -65,7 +65,7 @@ from taskbull.core.validation import (
     check_text,
     did_you_mean,
     refusal,
-    unknown_setting,
+    unknown_settings,
 )
 from taskbull.errors import ConfigurationError, TaskNotRegistered
 from taskbull.observability.logs import cut
@@ -121,11 +121,7 @@ def _is_layer(layer: object) -> bool:
         return False
     if inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer):
         return False
-    try:
-        inspect.signature(layer).bind("job", "call_next")
-    except TypeError:
-        return False
-    return True
+    return takes(layer, 2)
 
 
 # Schedules that an app declares with `@app.task(schedule=…)` or `app.schedule(…)`.
@@ -480,10 +476,9 @@ class TaskGroup:
         **options: Unpack[GroupOptions],
     ) -> None:
         kind = type(self)
-        for option in options:
-            if option not in GroupOptions.__annotations__:
-                known = [*(kind.__init__.__kwdefaults__ or {}), *GroupOptions.__annotations__]
-                raise unknown_setting(kind.__name__, option, known)
+        if unknown := [name for name in options if name not in GroupOptions.__annotations__]:
+            known = [*(kind.__init__.__kwdefaults__ or {}), *GroupOptions.__annotations__]
+            raise unknown_settings(kind.__name__, unknown, known)
         self.name = check_text(f"{self._kind} name", name, most=NAME_LIMIT)
         check_queue_name(queue)
         self._names = options.get("names", "function")
@@ -870,7 +865,7 @@ class TaskGroup:
             ...     return spec.with_options(headers={**spec.headers, "tenant": tenant.get()})
         """
         given: object = function
-        if not callable(given) or is_async(given):
+        if not callable(given) or is_async(given) or not takes(given, 1):
             raise refusal("@app.on_enqueue", "be a plain function that takes the job", function)
 
         def hook(spec: JobSpec[Any]) -> JobSpec[Any] | None:

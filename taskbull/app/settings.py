@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 
 from taskbull.app.signature import Extra
 from taskbull.core.backoff import Backoff
-from taskbull.core.events import FailureHook, SuccessHook
+from taskbull.core.events import FailureHook, SuccessHook, takes
 from taskbull.core.groups import Cost, GroupBy, GroupRule
 from taskbull.core.keys import MAX_SAFE_INTEGER, NAME_LIMIT
 from taskbull.core.options import (
@@ -226,8 +226,9 @@ H = TypeVar("H")
 
 
 def _hook(field: str, function: H) -> H:
-    if function is not None and not callable(function):
-        raise refusal(field, "be a function that takes the job and its result", function)
+    if function is not None and not (callable(function) and takes(function, 2)):
+        result = "result" if field == "on_success" else "failure"
+        raise refusal(field, f"be a function that takes the job and its {result}", function)
     return function
 
 

@@ -53,11 +53,16 @@ def open_server(app: App | None, redis: str | None = None, prefix: str | None = 
     """Return the server for these options, which default to the app's settings.
 
     It is closed with click's context.
+
+    Raises:
+        CommandFailed: If the options are invalid, or the app runs or records its jobs instead.
     """
+    if app is not None and redis is None and app.producer.detour is not None:
+        raise CommandFailed(app.producer.detour.refusal)
     try:
         if app is None:
             prefix = "bull" if prefix is None else prefix
-            server = SyncServer(redis or None, prefix=prefix, call_timeout=CALL_TIMEOUT)
+            server = SyncServer(redis, prefix=prefix, call_timeout=CALL_TIMEOUT)
         else:
             namespace = app.producer.namespace
             server = SyncServer(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _RETRIES = "backoff=Backoff.exponential(1, max_delay=600, jitter=0.2) here, or another Backoff"
-_TIME = "timeout=… here: seconds for one attempt"
+_TIME = "timeout=… here, in seconds; with process=True a function is stopped then, as in prefork"
 _ALWAYS = "always on here: a job is kept until its outcome is stored. Leave it out"
 _JSON = "not needed here: arguments are JSON, by parameter name. Leave it out"
 _FLOWS = "task.after(other.job(…), …) here: the job runs after the others and gets their results"
@@ -24,7 +24,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "link": _FLOWS,
     "link_error": "on_failure=… of @app.task here, or @app.on(events.Failed, thread=True)",
     "bind": "not needed here: current_job() gives the job, without self",
-    "base": "@app.middleware here, around each job",
+    "base": "@app.middleware here, around each job; or on_success=…, on_failure=… of @app.task",
     "max_retries": "attempts=… here, the first one included: max_retries=3 is attempts=4",
     "default_retry_delay": "backoff=Backoff.fixed(180) here",
     "autoretry_for": "retry_on=(ConnectionError, …) here; without it, any error is retried",
@@ -77,6 +77,7 @@ _OTHERS: Final = {
     ),
     **dict.fromkeys(("get_current_job", "enqueue", "job"), "RQ"),
     **dict.fromkeys(("return_value", "get_status", "is_finished", "is_failed"), "RQ"),
+    **dict.fromkeys(("requeue", "delete", "refresh", "exc_info"), "RQ"),
     **dict.fromkeys(("max_age", "min_backoff", "max_backoff", "store_results"), "Dramatiq"),
     **dict.fromkeys(("actor_name", "queue_name", "actor", "send"), "Dramatiq"),
     **dict.fromkeys(("send_with_options", "message", "message_with_options"), "Dramatiq"),
@@ -166,10 +167,10 @@ APP: Final[Mapping[str, str]] = {
     "autodiscover_tasks": "app.autodiscover('package') here, or include=[…]",
     "control": "app.queue(name) here; a job is stopped by await app.queue(name).cancel(id)",
     "add_periodic_task": SETTINGS["beat_schedule"],
-    "on_after_configure": "@app.lifespan here, around each worker",
+    "on_after_configure": "app.schedule(id, Every(…), task.job(…)) here, in any module",
     "worker_main": "app.run() here",
     "start": "app.run() here",
-    "Task": "@app.middleware here, around each job",
+    "Task": OPTIONS["base"],
     "enqueue_job": "await task.adelay(…) here, or task.delay(…) in sync code",
     "on_event": "@app.lifespan here, around each worker",
 }
@@ -194,6 +195,10 @@ RESULT: Final[Mapping[str, str]] = {
     "is_finished": "job.state() == 'completed' here",
     "is_failed": "job.state() == 'failed' here",
     "abort": "await job.acancel() here",
+    "requeue": "app.sync_queue(job.queue).retry(job.id) here",
+    "delete": "app.sync_queue(job.queue).remove(job.id) here",
+    "refresh": "job.info() here, which is always current",
+    "exc_info": "job.info().stacktrace here",
 }
 """Attributes of a Celery result."""
 
@@ -213,6 +218,13 @@ MODULE: Final[Mapping[str, str]] = {
     "chord": _FLOWS,
     "signature": TASK["signature"],
     "AsyncResult": APP["AsyncResult"],
+    "current_task": "current_job(None) here, which returns None outside a job",
+    "crontab": "Cron('0 3 * * *') here",
+    "get_task_logger": "logging.getLogger(__name__) here: the worker's lines name the job",
+    "signals": "@app.on(events.Failed, thread=True) here; @app.middleware is around each job",
+    "MaxRetriesExceededError": "on_failure=… of @app.task here",
+    "SoftTimeLimitExceeded": "Terminated here, in a task with process=True and timeout=…",
+    "TimeLimitExceeded": "JobFailed here, with error_type 'TimeoutError'",
     "get_current_job": "current_job(None) here, which returns None outside a job",
     "job": "@app.task here",
     "actor": "@app.task here",

@@ -338,11 +338,22 @@ def is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
+def takes(function: Callable[..., object], count: int) -> bool:
+    """Return False if a function cannot be called with this number of arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # A built-in function without a signature.
+        return True
+    return True
+
+
 def check_listener(kind: object, listener: object, *, thread: bool = False) -> None:
     """Raise `ConfigurationError` unless the listener can be called with events of this class."""
     if not _is_event(kind):
         raise refusal("event", "be a class of taskbull.events", kind)
-    if not callable(listener):
+    if not callable(listener) or not takes(listener, 1):
         raise refusal("listener", "be a function that takes the event", listener)
     check_bool("thread", thread)
     if thread and is_async(listener):

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core import payload
-from taskbull.core.keys import NAME_LIMIT, JobState, QueueKeys, due_ms_of_score
+from taskbull.core.keys import NAME_LIMIT, JobState, QueueKeys, due_ms_of_score, job_ref
 from taskbull.core.options import ON_FAILURE, JobOptions, OnFailure
 from taskbull.core.validation import (
     check_choice,
@@ -108,6 +108,8 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
     """
 
     id: str
+    queue: str = ""
+    """Queue of the job. Empty while it runs: `current_job().queue` and `event.queue` name it."""
     name: str = ""
     """Task name."""
     raw_data: bytes = EMPTY_DATA
@@ -149,6 +151,13 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
     def __repr__(self) -> str:
         # Omit the data, which may be large or secret.
         return f"<Job {self.name} {self.id}, attempts made: {self.attempts_made}>"
+
+    @property
+    def ref(self) -> str:
+        """String that identifies the job, for `app.job(ref)`."""
+        if not self.queue:
+            raise AttributeError("a running job has no ref of its own: use current_job().ref")
+        return job_ref(self.queue, self.id)
 
     @property
     def attempt(self) -> int:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from taskbull.core.job import Job
 from taskbull.core.validation import check_type, instant_from_ms, to_ms
 from taskbull.errors import (
+    ASKED_FOR_RETRY,
     CancelRequested,
     ConfigurationError,
     ConnectionLost,
@@ -690,6 +691,9 @@ def hint_for(error: BaseException) -> str | None:
 def _describe(error: BaseException) -> str:
     name, message = _name(error), _message(error)
     if type(error).__module__ == ERRORS:
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if message == ASKED_FOR_RETRY and cause is not None and not isinstance(cause, Retry):
+            return f"{message}: {_describe(cause)}"
         return message or name
     text = f"{name}: {message}" if message else name
     if isinstance(error, BaseExceptionGroup):

@@ -169,6 +169,8 @@ def _error_types(field: str, kinds: object) -> tuple[type[Exception], ...]:
         is_error = isinstance(kind, type) and issubclass(cast("type[Any]", kind), Exception)
         if not is_error:
             raise refusal(field, "be an exception class, or a tuple of them", kind)
+        if issubclass(cast("type[Exception]", kind), ExceptionGroup):
+            raise refusal(field, "name the classes of a group's members, not of the group", kind)
     return cast("tuple[type[Exception], ...]", each)
 
 

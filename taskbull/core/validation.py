@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
@@ -208,10 +208,15 @@ def check_keywords(
         raise ConfigurationError("\n".join(problems))
 
 
-def unknown_setting(where: str, name: str, known: Collection[str]) -> TypeError:
-    """Return Python's `TypeError` for an unexpected keyword argument, with a suggestion."""
-    hint = celery_hint(name, SETTINGS) or did_you_mean(name, known)
-    return TypeError(f"{where}() got an unexpected keyword argument {name!r}{hint}")
+def unknown_settings(where: str, names: Sequence[str], known: Collection[str]) -> TypeError:
+    """Return Python's `TypeError` for unexpected keyword arguments, with a suggestion for each."""
+    hints = [celery_hint(name, SETTINGS) or did_you_mean(name, known) for name in names]
+    return TypeError(
+        "\n".join(
+            f"{where}() got an unexpected keyword argument {name!r}{hint}"
+            for name, hint in zip(names, hints, strict=True)
+        )
+    )
 
 
 # Commands in messages. `shlex` is not imported here, because every program imports this module.

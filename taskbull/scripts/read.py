@@ -252,7 +252,7 @@ def get_job(queue: QueueKeys, job_id: str) -> Command[Job | None]:
     key = queue.job(job_id)
 
     def read(fields: list[bytes]) -> Job | None:
-        return decode_job(job_id.encode(), fields) if fields else None
+        return replace(decode_job(job_id.encode(), fields), queue=queue.queue) if fields else None
 
     return Command(("HGETALL", key), key, read)
 

@@ -631,7 +631,7 @@ _MARKS = ("connection_pool", "nodes_manager", "master_for")
 def address_of(redis: Where | None, credentials: AskCredentials | None = None) -> Address:
     """Return the address for a URL or a redis-py client.
 
-    None and an empty string mean `default_url`. `credentials` is called for each new connection,
+    None means `default_url`. `credentials` is called for each new connection,
     and its result replaces the password. Raises `ConfigurationError` if the URL is invalid or
     taskbull cannot use the client.
     """
@@ -649,8 +649,13 @@ def _address_of(redis: Where | None) -> Address:
     match redis:
         case None:
             return parse(default_url())
+        case "":
+            raise ConfigurationError(
+                "redis must not be empty: pass a URL, or None for TASKBULL_REDIS_URL, REDIS_URL or "
+                "redis://localhost:6379/0"
+            )
         case str():
-            return parse(redis or default_url())
+            return parse(redis)
         case Address():
             return redis
         case _ if any(hasattr(redis, mark) for mark in _MARKS):

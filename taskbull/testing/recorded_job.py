@@ -159,7 +159,7 @@ class RecordedJob:
         taken: list[bytes | None] = [*values, made, started]
         if self.deferred_failure is not None:
             taken += [self.deferred_failure.encode(), *[None] * (len(RUN_FIELDS) - len(taken) - 1)]
-        job = decode_taken(self.id.encode(), taken)
+        job = replace(decode_taken(self.id.encode(), taken), queue=self.queue)
         if self.started_ms is None:
             return job
         return replace(job, processed_ms=self.started_ms, processed_by=WORKER_ID)

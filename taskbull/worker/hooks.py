@@ -90,11 +90,15 @@ def task_hook(tasks: Mapping[str, Hooked], event: events.Ended) -> Call | None:
     hooks = task.settings
     if isinstance(event, events.Completed) and hooks.on_success is not None:
         raw = event.raw_value
-        return hooks.on_success, lambda: (event.job, task.read_result(raw))
+        return hooks.on_success, lambda: (_job_of(event), task.read_result(raw))
     if isinstance(event, events.Failed) and hooks.on_failure is not None:
         failure = event.failure
-        return hooks.on_failure, lambda: (event.job, failure)
+        return hooks.on_failure, lambda: (_job_of(event), failure)
     return None
+
+
+def _job_of(event: events.Ended) -> Job:
+    return event.job if event.job.queue else replace(event.job, queue=event.queue)
 
 
 def log_failure(hook: Callable[..., Any], event: events.Event, error: BaseException) -> None:

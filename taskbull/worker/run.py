@@ -839,13 +839,13 @@ class Reporter:
         return events.event_class_for(outcome.kind)(
             self._worker_id,
             self._queue,
-            job=_after(run, outcome),
+            job=_after(run, outcome, self._queue),
             duration=run.duration,
             outcome=outcome,
         )
 
 
-def _after(run: Run, outcome: Outcome) -> Job:
+def _after(run: Run, outcome: Outcome, queue: str) -> Job:
     """Return the job as stored in Redis after an attempt, as far as this worker knows."""
     job, failure = run.job, outcome.failure
     if outcome.kind.succeeded is None:  # No attempt was spent.
@@ -855,6 +855,7 @@ def _after(run: Run, outcome: Outcome) -> Job:
     is_over = not isinstance(outcome, RetryAfter)
     return replace(  # takes 0.2 µs
         job,
+        queue=queue,
         attempts_made=job.attempts_made + 1,
         attempt_over=True,
         processed_ms=job.processed_ms or run.written_ms - round(run.duration * 1000),

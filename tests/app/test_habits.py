@@ -101,6 +101,9 @@ def test_an_app_and_a_group_select_errors_for_their_tasks() -> None:
         ({"retry_on": (OSError, 3)}, "retry_on must be an exception class"),
         ({"fail_on": KeyboardInterrupt}, "fail_on must be an exception class"),
         ({"throws": {}}, "throws must be an exception class"),
+        ({"retry_on": (OSError, ExceptionGroup)}, "classes of a group's members"),
+        ({"on_success": lambda job: None}, "on_success must .* takes the job and its result"),
+        ({"on_failure": lambda *, job, error: None}, "takes the job and its failure"),
         ({"retry_on": OSError, "fail_on": (OSError,)}, "both contain OSError"),
         ({"dedup": 3}, "dedup must be a key"),
         ({"dedup": "{"}, "valid format string"),
@@ -183,6 +186,10 @@ def test_a_wrong_default_is_refused() -> None:
         App("app", tz="Mars").schedule("a", Cron("* * * * *"), _job(App("b")))
     with pytest.raises(TypeError, match="unexpected keyword argument 'proces'"):
         App("app", proces=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"(?s)broker is redis.*'task_always_eager'"):
+        App("app", broker="x", task_always_eager=True)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="redis must not be empty"):
+        App("app", redis="")  # U31
 
 
 def _job(app: App) -> JobSpec[Any]:
@@ -389,8 +396,12 @@ def test_a_hook_must_return_a_job(local: App, wrong: Any) -> None:
 def test_a_hook_must_be_a_plain_function(local: App) -> None:
     async def later(spec: JobSpec[Any]) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="plain function"):
-        local.on_enqueue(later)  # type: ignore[arg-type]
+    def none() -> None: ...
+
+    wrong: Any
+    for wrong in (later, none, 3):
+        with pytest.raises(ConfigurationError, match="plain function that takes the job"):
+            local.on_enqueue(wrong)
 
 
 def test_a_hook_cannot_move_a_job_of_a_queue(local: App) -> None:

@@ -12,9 +12,7 @@ import anyio
 import pytest
 from anyio import create_task_group, fail_after
 
-from taskbull import App, Backoff, events
-from taskbull.core.job import Job
-from taskbull.core.outcome import Failure
+from taskbull import App, Backoff, Failure, Job, events
 from taskbull.errors import ConfigurationError
 
 LIMIT = 60.0
@@ -72,10 +70,10 @@ async def test_a_task_has_hooks_of_its_own(app: App) -> None:
     calls = Calls()
 
     def completed(job: Job, result: frozenset[int]) -> None:
-        calls.add_in_thread(job.name, job.data["number"], result)
+        calls.add_in_thread(job.ref, job.data["number"], result)
 
     async def failed(job: Job, failure: Failure) -> None:
-        calls.add(job.name, job.id, failure.reason)
+        calls.add(job.ref, job.queue, failure.reason)
 
     @app.task(on_success=completed, on_failure=failed)
     def work(number: int) -> frozenset[int]:
@@ -89,18 +87,19 @@ async def test_a_task_has_hooks_of_its_own(app: App) -> None:
     with fail_after(LIMIT):
         async with app.worker().running():
             await other.adelay(1)
-            await work.adelay(4)
+            good = await work.adelay(4)
             bad = await work.options(attempts=1).adelay(-4)
             found = await calls.take(2)
-    assert ("work", 4, frozenset({4})) in found
-    assert ("work", bad.id, "ValueError: -4") in found
+            assert ((await bad.ainfo()).ref, (await good.ainfo()).queue) == (bad.ref, "default")
+    assert (good.ref, 4, frozenset({4})) in found
+    assert (bad.ref, "default", "ValueError: -4") in found
     assert calls.is_empty()
 
 
 async def test_hooks_run_however_a_job_ends(app: App) -> None:
     calls = Calls()
 
-    @app.task(on_failure=lambda job, failure: calls.add(job.id, failure.reason))
+    @app.task(on_failure=lambda job, failure: calls.add(app.job(job.ref).id, failure.reason))
     def work() -> None:
         raise AssertionError("must not run")
 
@@ -234,5 +233,7 @@ def test_a_wrong_hook_is_refused(wrong: Any) -> None:
 
     with pytest.raises(ConfigurationError, match="plain function to run in a thread"):
         app.on(events.Failed, thread=True)(later)
+    with pytest.raises(ConfigurationError, match="be a function that takes the event"):
+        app.on(events.Failed)(lambda: None)  # type: ignore[type-var]
     with pytest.raises(ConfigurationError, match="be a class of"):
         app.on(int)(print)  # type: ignore[type-var]

@@ -294,6 +294,36 @@ def test_the_class_of_an_error_in_a_stack(stack: str, kind: str | None) -> None:
     assert JobFailed("q", "1", "reason").error_type is None
 
 
+async def test_the_error_behind_a_retry_is_stored(app: App) -> None:
+    app.task(ask_again)
+    with fail_after(LIMIT):
+        async with app.worker().running():
+            found: list[tuple[str, str | None]] = []
+            for how in ("handled", "from", "own", "none"):
+                job = await app.queue("default").add("ask_again", {"how": how}, attempts=1)
+                with pytest.raises(JobFailed) as caught:
+                    await job.aresult()
+                found.append((caught.value.reason, caught.value.error_type))
+    why = "the task asked for a retry"
+    assert found == [
+        (f"{why}: KeyError: 'busy'", "KeyError"),
+        (f"{why}: KeyError: 'busy'", "KeyError"),
+        ("later", "KeyError"),
+        (why, "taskbull.errors.Retry"),
+    ]
+
+
+def ask_again(how: str) -> None:
+    if how == "none":
+        raise Retry(after=1)
+    try:
+        raise KeyError("busy")
+    except KeyError as error:
+        if how == "handled":
+            raise Retry(after=1)  # noqa: B904 - people forget it
+        raise Retry(*["later"] * (how == "own"), after=1) from error
+
+
 X = TypeVar("X", bound=Exception)
 
 

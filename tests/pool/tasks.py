@@ -55,8 +55,13 @@ class Own(Exception):
 class Deep(Own):
     pass
 
+def _caused_by(error, cause):
+    error.__cause__ = cause
+    return error
+
 RAISED = {{
     "retry": lambda: Retry(after=50),
+    "retry_from": lambda: _caused_by(Retry(after=50), KeyError("busy")),
     "snooze": lambda: Snooze(60),
     "limited": lambda: RateLimited(0.05),
     "permanent": lambda: PermanentError("no such card"),

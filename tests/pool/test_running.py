@@ -88,6 +88,11 @@ async def test_what_the_job_writes_is_written_by_the_worker(bed: PoolBed) -> Non
     ("what", "outcome", "reason"),
     [
         ("retry", (RetryAfter, 50.0, Category.TRANSIENT), "the task asked for a retry"),
+        (
+            "retry_from",
+            (RetryAfter, 50.0, Category.TRANSIENT),
+            "the task asked for a retry: KeyError: 'busy'",
+        ),
         in_full("snooze", (SnoozeFor, 60.0, None), None),
         in_full("limited", (LimitQueue, 0.05, None), None),
         ("permanent", (Verdict.PERMANENT, None, Category.PERMANENT), "no such card"),

@@ -6,14 +6,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from types import ModuleType
 from typing import Any
 
 import anyio
 import pytest
+from click.testing import CliRunner
 
-from taskbull import App, Backoff, JobState, Queue, current_job, events, from_child
-from taskbull.core.job import Job
-from taskbull.core.outcome import Failure
+from taskbull import (
+    App,
+    Backoff,
+    Failure,
+    Job,
+    JobState,
+    Queue,
+    current_job,
+    events,
+    from_child,
+)
+from taskbull.cli.main import commands
 from taskbull.errors import ConfigurationError, JobFailed, NotRecorded
 from taskbull.testing import Server, connected, recorded
 from taskbull.testing import server as server
@@ -303,6 +315,27 @@ def test_a_bare_queue_is_not_recorded() -> None:
     shop = Shop()
     with recorded(shop.app):
         assert Queue("default", redis=NOWHERE).name == "default"
+
+
+@pytest.mark.parametrize("is_inline", [True, False])
+def test_commands_cannot_reach_redis_either(
+    monkeypatch: pytest.MonkeyPatch, is_inline: bool
+) -> None:
+    shop = Shop(inline=is_inline)
+    module = ModuleType("recorded_shop")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(module, "app", shop.app, raising=False)
+
+    def run(*words: str) -> str:
+        return CliRunner().invoke(commands, [*words, "-A", "recorded_shop:app"]).output
+
+    with ExitStack() as stack:
+        if not is_inline:
+            stack.enter_context(recorded(shop.app, inline=True))
+        assert run("call", "double", "number=4", "--wait").splitlines()[-1] == "8"
+        assert "KeyError: 9" in run("call", "flaky", "fails=9", "--wait")
+        for words in (["queues"], ["drain", "default", "--yes"], ["why", "default"], ["doctor"]):
+            assert "This call needs Redis, but the app" in run(*words)
 
 
 def test_inline_mode_needs_neither_redis_nor_pytest() -> None:

@@ -109,7 +109,8 @@ def _add(
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _refuse_both(said)
     _fits(task, given)
-    open_server(app).ping()  # Fail immediately; `delay` would keep trying for a while.
+    if app.producer.detour is None:
+        open_server(app).ping()  # Fail immediately; `delay` would keep trying for a while.
     return task.options(**cast("CallOptions", said)).delay(*given.args, **given.kwargs)
 
 
@@ -131,7 +132,8 @@ def _fits(task: Task[..., Any], given: Arguments) -> None:
 def _wait(app: App, handle: JobHandle[Any], limit: float | None, *, as_json: bool) -> None:
     if not as_json:
         note(_added(handle))
-        _warn_without_workers(app, handle.queue)
+        if app.producer.detour is None:
+            _warn_without_workers(app, handle.queue)
     try:
         result = _result(app, handle, limit)
     except JobFailed as failure:
@@ -152,6 +154,8 @@ def _wait(app: App, handle: JobHandle[Any], limit: float | None, *, as_json: boo
 def _result(app: App, handle: JobHandle[Any], limit: float | None) -> Any:
     """Wait for the result. Raise an error on timeout or if Redis is unavailable."""
     plain = app.job(handle.queue, handle.id)  # The result is printed, so it needs no return type.
+    if app.producer.detour is not None:
+        return plain.result()
     server = open_server(app)
     deadline = None if limit is None else monotonic() + limit
     while True:

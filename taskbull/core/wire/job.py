@@ -375,7 +375,7 @@ def decode_row(
         }
         lengths = dict(zip(fields, reply[1], strict=True))
         sizes = {ours: lengths.get(name, 0) for name, ours in SIZED.items()}
-    job = decode_job(job_id, found)
+    job = replace(decode_job(job_id, found), queue=queue)
     held_ms = read_number(found.get(b"tbho"))
     due_ms = None
     if state is JobState.DELAYED and score is not None:
