@@ -95,13 +95,13 @@ class TaskbullBackend(BaseTaskBackend):
     are not retried. `ENQUEUE_ON_COMMIT` says whether jobs wait for the current transaction.
 
     Example:
-        TASKS = {
-            "default": {
-                "BACKEND": "taskbull.django.TaskbullBackend",
-                "QUEUES": ["default", "emails"],
-                "OPTIONS": {"redis": "redis://localhost:6379/0"},
-            }
-        }
+        >>> TASKS = {
+        ...     "default": {
+        ...         "BACKEND": "taskbull.django.TaskbullBackend",
+        ...         "QUEUES": ["default", "emails"],
+        ...         "OPTIONS": {"redis": "redis://localhost:6379/0"},
+        ...     }
+        ... }
     """
 
     supports_defer = True
