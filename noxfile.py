@@ -1,7 +1,7 @@
 """Everything that is checked, each by one session: `nox -l` lists them.
 
-All sessions but `pythons` and `django6` share the environment that nox itself runs in, which
-`pip install -e '.[dev]'` makes. CONTRIBUTING.md says what runs when.
+All sessions but `pythons`, `django6` and `package` share the environment that nox itself runs in,
+which `pip install -e '.[dev]'` makes. CONTRIBUTING.md says what runs when.
 """
 
 from __future__ import annotations
@@ -140,6 +140,24 @@ def django6(session: nox.Session) -> None:
     session.run(found[-1], "-m", "venv", "--clear", str(place), external=True)
     run_by(session, own, "pip", "install", "-q", "-e", ".[dev]", "django>=6")
     run_by(session, own, "pytest", *(session.posargs or ("tests/django",)))
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build the wheel and the sdist into .nox/package/dist, check them, and try the wheel."""
+    place = Path(".nox", "package").absolute()
+    shutil.rmtree(place, ignore_errors=True)
+    tools, user = (str(place / name / "bin" / "python") for name in ("tools", "user"))
+    for name in ("tools", "user"):
+        session.run(sys.executable, "-m", "venv", str(place / name), external=True)
+    run_by(session, tools, "pip", "install", "-q", "build", "twine")
+    run_by(session, tools, "build", "--outdir", str(place / "dist"))  # The wheel is the sdist's.
+    wheel, sdist = (str(next((place / "dist").glob(each))) for each in ("*.whl", "*.tar.gz"))
+    run_by(session, tools, "twine", "check", "--strict", wheel, sdist)
+    run_by(session, user, "pip", "install", "-q", f"{wheel}[embedded,trio]")
+    with session.chdir(place):  # The source cannot be imported here.
+        run_by(session, user, "taskbull", "--help")
+        run_by(session, user, "taskbull", "demo")
 
 
 def find_python(version: str) -> str | None:

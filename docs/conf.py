@@ -6,7 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings as django_settings
+
 from taskbull import __version__
+
+django_settings.configure()  # The reference has the backend of Django's tasks.
 
 project = "taskbull"
 author = copyright = "the taskbull maintainers"  # noqa: A001 - Sphinx's name

@@ -64,7 +64,8 @@ LAYERS: dict[str, Layer] = {
         "anyio msgspec pytest",
     ),
     "django": _layer(
-        "errors core worker app testing cli django", "anyio asgiref click django django_tasks"
+        "errors core worker app testing cli django",
+        "anyio asgiref click django django_tasks msgspec",
     ),
     "integrations": _layer("errors core worker app", "sentry_sdk"),
     "dashboard": _layer("errors core observability queue monitor app", "anyio msgspec uvicorn"),

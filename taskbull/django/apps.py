@@ -144,7 +144,7 @@ def _check_backends() -> Iterator[checks.CheckMessage]:
     except ImportError as error:
         yield checks.Error(
             f"TASKS uses {BACKEND}, but Django's tasks cannot be imported: {error}.",
-            hint="Use Django 6, or install django-tasks: pip install 'taskbull[django]'.",
+            hint="Use Django 6, or install its backport: pip install django-tasks",
             id="taskbull.E002",
         )
         return

@@ -25,6 +25,7 @@ from django.db import close_old_connections
 from django.utils import timezone
 from django.utils.crypto import get_random_string
 from django.utils.module_loading import import_string
+from msgspec.structs import replace
 
 from taskbull import errors
 from taskbull.app.app import App
@@ -95,13 +96,13 @@ class TaskbullBackend(BaseTaskBackend):
     are not retried. `ENQUEUE_ON_COMMIT` says whether jobs wait for the current transaction.
 
     Example:
-        TASKS = {
-            "default": {
-                "BACKEND": "taskbull.django.TaskbullBackend",
-                "QUEUES": ["default", "emails"],
-                "OPTIONS": {"redis": "redis://localhost:6379/0"},
-            }
-        }
+        >>> TASKS = {
+        ...     "default": {
+        ...         "BACKEND": "taskbull.django.TaskbullBackend",
+        ...         "QUEUES": ["default", "emails"],
+        ...         "OPTIONS": {"redis": "redis://localhost:6379/0"},
+        ...     }
+        ... }
     """
 
     supports_defer = True
@@ -303,23 +304,23 @@ class TasksApp(App):
 
         def run(args: Args = None, kwargs: Kwargs = None, queue: str = "") -> Any:  # noqa: ARG001
             job = current_job()
-            result = _result_of(alias, task, job.job, TaskResultStatus.RUNNING)
+            result = _running_result(alias, task, job)
             task_started.send_robust(TaskbullBackend, task_result=result)
             try:
                 return normalize_json(task.func(*_arguments(task, result, args), **kwargs or {}))
-            except Exception as error:
+            except BaseException as error:
                 if (data := _with_attempt(job, error)) is not None:
                     job.update_data(data)
                 raise
 
         async def arun(args: Args = None, kwargs: Kwargs = None, queue: str = "") -> Any:  # noqa: ARG001
             job = current_job()
-            result = _result_of(alias, task, job.job, TaskResultStatus.RUNNING)
+            result = _running_result(alias, task, job)
             await in_thread(partial(task_started.send_robust, TaskbullBackend, task_result=result))
             try:
                 value = await task.func(*_arguments(task, result, args), **kwargs or {})
                 return normalize_json(value)
-            except Exception as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # But no cancellation.
                 if (data := _with_attempt(job, error)) is not None:
                     await job.aupdate_data(data)
                 raise
@@ -351,6 +352,11 @@ class TasksApp(App):
         return made
 
 
+def _running_result(alias: str, task: AnyTask, job: RunningJob) -> AnyResult:
+    stored = replace(job.job, processed_by=job.worker_id)
+    return _result_of(alias, task, stored, TaskResultStatus.RUNNING)
+
+
 def _arguments(task: AnyTask, result: AnyResult, args: Args) -> Iterator[Any]:
     if task.takes_context:
         yield TaskContext(task_result=result)
@@ -369,7 +375,7 @@ def _finished(result: AnyResult) -> None:
 # `get_result` know its worker and its error.
 
 
-def _with_attempt(job: RunningJob, error: Exception) -> dict[str, Any] | None:
+def _with_attempt(job: RunningJob, error: BaseException) -> dict[str, Any] | None:
     """Return the job's data with a record of a failed attempt, or None if it was not an error."""
     if isinstance(error, errors.TaskbullError):  # Such as Retry and Snooze, which steer the job.
         return None

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "django.md"
 LIMIT = 120.0
 SETTINGS = """
 SECRET_KEY = "for tests only"
-INSTALLED_APPS = []
+INSTALLED_APPS = [f"django.contrib.{name}" for name in ("auth", "contenttypes", "sessions")]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}}
 ROOT_URLCONF = "bookshop.urls"
 """
@@ -69,12 +69,45 @@ else:
     assert app.job(shipped).result(timeout=5) == "order 7 is on its way"
 """
 
+DASHBOARD = """
+import asyncio
+
+import httpx
+from bookshop.asgi import application
+from django.contrib.auth.models import User
+from django.test import Client
+
+def cookie(**fields):
+    client = Client()
+    client.force_login(User.objects.create_user(**fields))
+    return f"sessionid={client.cookies['sessionid'].value}"
+
+async def statuses(path, cookies):
+    found = []
+    transport = httpx.ASGITransport(application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for cookie in cookies:
+            found.append((await client.get(path, headers={"cookie": cookie})).status_code)
+    return found
+
+cookies = [cookie(username="ann", is_staff=True), cookie(username="bob"), "sessionid=x", ""]
+assert asyncio.run(statuses("/jobs/", cookies)) == [200, 403, 403, 403]
+assert asyncio.run(statuses("/jobs", cookies)) == [303, 403, 403, 403]
+assert asyncio.run(statuses("/orders/7", cookies[3:])) == [202]
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path, private_server: PrivateServers) -> Path:
     """Write the files of the page. A file that the page shows in parts is the sum of them."""
     started = {"bookshop/settings.py": SETTINGS, "bookshop/urls.py": URLS, "manage.py": MANAGE}
-    files = {**started, "visit.py": VISIT, "orders/__init__.py": "", "bookshop/__init__.py": ""}
+    files = {
+        **started,
+        "visit.py": VISIT,
+        "visit_dashboard.py": DASHBOARD,
+        "orders/__init__.py": "",
+        "bookshop/__init__.py": "",
+    }
     for sample in samples_of(PAGE, private_server().url):
         assert sample.files(), f"{sample.where} does not name its file"
         for name, source in sample.files().items():
@@ -108,3 +141,5 @@ def test_the_project_of_the_page(project: Path) -> None:
     ids = _run(project, "visit.py", "enqueue").strip()
     _run(project, "manage.py", "taskbull", "worker", "--burst")
     _run(project, "visit.py", "read", ids)
+    _run(project, "manage.py", "migrate", "-v0")
+    _run(project, "visit_dashboard.py")

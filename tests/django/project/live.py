@@ -107,6 +107,10 @@ class Live(unittest.TestCase):
             self.assertIn(message, error.traceback)
             self.assertTrue(error.traceback.endswith("\n"))
             self.assertNotIn("taskbull/django/backend.py", error.traceback)
+        for task in (tasks.stop, tasks.leave, tasks.aleave):
+            again = task.using(backend="retrying", queue_name="retries")
+            result = finished(again.enqueue())
+            self.assertEqual((len(result.errors), result.attempts), (3, 3), task.name)
 
     def test_a_job_of_another_producer(self) -> None:
         job = app.sync_queue("default").add("shop.tasks.look", {"args": ["x"]})
@@ -158,6 +162,7 @@ class Live(unittest.TestCase):
                 "id": result.id,
                 "attempt": 1,
                 "status": "RUNNING",
+                "workers": 1,
                 "args": ["hello"],
             },
         )

@@ -47,6 +47,7 @@ def look(context: TaskContext, word: str) -> dict[str, Any]:
         "id": result.id,
         "attempt": context.attempt,
         "status": result.status,
+        "workers": len([each for each in result.worker_ids if each]),
         "args": result.args,
     }
 
@@ -90,6 +91,18 @@ def stop() -> None:
         raise NoStock("1")
     except NoStock as error:
         raise Stop("first\nsecond: 2") from error
+
+
+@task
+def leave() -> None:
+    """Try to end the process."""
+    raise SystemExit(3)
+
+
+@task
+async def aleave() -> None:
+    """Do the same in the event loop."""
+    raise SystemExit(3)
 
 
 @task
