@@ -759,3 +759,9 @@ def _inline_mode(inline: object) -> object:
     if inline not in {True, False, "raise"}:
         raise refusal("inline", 'be True, False or "raise"', inline)
     return inline
+
+
+def group_weight(app: App, queue: str, group: str | None) -> int:
+    """Return how many jobs a group may start per turn, as the app declares it."""
+    rules = app._factory.rules.for_worker(queue)[queue]  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return 1 if rules.groups is None or group is None else rules.groups.weights.get(group, 1)

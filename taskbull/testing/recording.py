@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from taskbull.app.app import App, dispatch_of, listeners_of
+from taskbull.app.app import App, dispatch_of, group_weight, listeners_of
 from taskbull.app.batch import is_batch
 from taskbull.app.producer import ByName, JobSpec
 from taskbull.app.signature import ConversionError, by_keyword
@@ -296,7 +296,8 @@ class Box:
         """All recorded jobs."""
         self._began = datetime.now(UTC)
         self._schedules: dict[tuple[str, str], VirtualSchedule] = {}
-        self._group_turns: dict[str, dict[str | None, int]] = {}
+        # By queue and group: the number of its turn, and the jobs that it has started in it.
+        self._group_turns: dict[str, dict[str | None, tuple[int, int]]] = {}
         self._turn_numbers = count()
         self._answers: dict[str, Route] = {}  # By the names of remote tasks.
 
@@ -694,9 +695,12 @@ class Box:
         for gone in turns.keys() - groups:
             del turns[gone]
         for job in sorted(due, key=_turn):
-            turns.setdefault(job.options.group, next(self._turn_numbers))
+            if job.options.group not in turns:
+                turns[job.options.group] = next(self._turn_numbers), 0
         group = min(turns, key=lambda group: turns[group])
-        turns[group] = next(self._turn_numbers)
+        number, started = turns[group]
+        is_over = started + 1 >= group_weight(self._app, first.queue, group)
+        turns[group] = (next(self._turn_numbers), 0) if is_over else (number, started + 1)
         return min((job for job in due if job.options.group == group), key=_turn)
 
     def _end_waits(self, until: float, only: str = "") -> list[RecordedJob]:

@@ -252,3 +252,21 @@ def test_recorded_jobs_run_in_turns(app: App) -> None:
         box.run()
     assert "".join(order) == "abcabaa"
     app.close()
+
+
+def test_recorded_jobs_run_with_the_declared_weights(app: App) -> None:
+    app.queue_options("q", groups=Groups(weights={"b": 2}))
+    order: list[str] = []
+
+    @app.task(group_by="tenant")
+    def work(tenant: str) -> None:
+        order.append(tenant)
+        if order == ["a", "b"]:
+            work.delay("c")
+
+    with recorded(app) as box:
+        for tenant in "aaabbbb":
+            work.delay(tenant)
+        box.run()
+    assert "".join(order) == "abbacbba"
+    app.close()
