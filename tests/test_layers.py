@@ -132,7 +132,8 @@ JSON_SCHEMA = {
 
 NOT_OF_THE_WIRE = {
     "app/contract.py": JSON_SCHEMA | {"exclusiveMaximum", "minItems"},
-    "app/contract_changes.py": JSON_SCHEMA | {"exclusiveMax", "uniqueItems"},
+    "app/contract_changes.py": JSON_SCHEMA
+    | {"exclusiveMaximum", "maxLength", "minLength", "uniqueItems"},
     "dashboard/layout.py": {"kB"},  # a thousand bytes
     "observability/logs.py": {"taskName"},  # of a record of `logging`
     "observability/tracing.py": {"addBulk", "addFlow"},  # what BullMQ calls the operations
