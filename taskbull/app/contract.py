@@ -396,7 +396,7 @@ def _is_present(info: _Fields, field: kinds.Field, output: bool) -> bool:
     if isinstance(info, kinds.NamedTupleType):
         return True
     cls: Any = get_origin(info.cls) or info.cls
-    if _may_be_unset(get_type_hints(cls, include_extras=True)[field.name]):
+    if _may_be_unset(get_type_hints(cls, include_extras=True).get(field.name)):
         return False
     if isinstance(info, kinds.StructType):
         return field.required or not cls.__struct_config__.omit_defaults

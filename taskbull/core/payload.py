@@ -400,7 +400,14 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
     Raises:
         TypeError: If JSON cannot represent the type.
     """
-    decode = msgspec.json.Decoder(kind, dec_hook=_construct).decode
+    try:
+        decode = msgspec.json.Decoder(kind, dec_hook=_construct).decode
+    except KeyError as error:  # A class of attrs.
+        raise TypeError(f"its field {error} has no annotation") from error
+    except NameError as error:
+        raise TypeError(
+            f"an annotation of one of its fields cannot be resolved: {error}"
+        ) from error
     for custom in _custom_types(msgspec_types.type_info(kind), set()):
         if not _is_constructible(custom):
             name = f"{custom.__module__}.{custom.__qualname__}"

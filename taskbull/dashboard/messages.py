@@ -192,8 +192,12 @@ def _path_below_mount(scope: Scope) -> str:
     ASGI 3 servers pass the full path, older ones only the part below the mount point.
     """
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
-    if root and (path == root or path.startswith(f"{root}/")):
-        path = path[len(root) :]
+    # A proxy may have removed the root path of a Starlette app, which is a part of this one.
+    mount = root.removeprefix(str(scope.get("app_root_path", "")).rstrip("/"))
+    for start in (root, mount):
+        if start and (path == start or path.startswith(f"{start}/")):
+            path = path[len(start) :]
+            break
     # Litestar adds a slash to the path of a mounted app. A browser resolves relative links by the
     # path that it sent.
     return f"{path.rstrip('/')}/" if path_sent(scope).endswith("/") else path.rstrip("/")

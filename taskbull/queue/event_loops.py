@@ -10,12 +10,11 @@ import sys
 import time
 from asyncio import _get_running_loop  # pyright: ignore[reportPrivateUsage] - in its `__all__`
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
 from copy import copy
 from math import inf
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from anyio import (
@@ -46,6 +45,7 @@ from taskbull.queue.add_bulk import Entry as JobEntry
 from taskbull.queue.handle import JobHandle, QueueClient, Unsent, handle
 from taskbull.queue.stores import (
     CHECK_INTERVAL,
+    Endings,
     Found,
     endings_in,
     failure,
@@ -352,16 +352,32 @@ class ResultWatch:
         Raises:
             JobNotFound: If the job does not exist.
         """
-        waiter = self._new_waiter()
-        self._waiting.setdefault(job_id, []).append(waiter)
-        self._scope.deadline = inf
+        waiter = self.register(job_id)
         try:
             found = await self._await_ending(job_id, waiter)
         finally:
-            self._leave(job_id, waiter)
+            self.leave(job_id, waiter)
+        return await self.settle(job_id, found)
+
+    def register(self, job_id: str) -> Waiter:
+        """Return a waiter that the reader resumes with the end of a job. Pass it to `leave`."""
+        waiter = self._new_waiter()
+        self._waiting.setdefault(job_id, []).append(waiter)
+        self._scope.deadline = inf
+        return waiter
+
+    async def settle(self, job_id: str, found: Found | Exception) -> Ending:
+        """Return the final state of a job, from what a waiter was resumed with."""
         if isinstance(found, Exception) and not isinstance(found, JobNotFound):
             raise found
         return await self._store.run(settle(self._keys, job_id, found))
+
+    async def look(self, job_ids: list[str]) -> None:
+        """Read jobs, and resume the waiters of those that have ended."""
+        await self._placed.wait()
+        for job_id, found in zip(job_ids, await self._read_endings(job_ids), strict=True):
+            if found is not None:
+                self._notify(job_id, found)
 
     async def _await_ending(self, job_id: str, waiter: Waiter) -> Any:
         await self._placed.wait()
@@ -371,7 +387,8 @@ class ResultWatch:
                 return found
         return await waiter
 
-    def _leave(self, job_id: str, waiter: Waiter) -> None:
+    def leave(self, job_id: str, waiter: Waiter) -> None:
+        """Stop waiting for a job."""
         others = self._waiting[job_id]
         others.remove(waiter)
         if not others:
@@ -411,22 +428,56 @@ class ResultWatch:
     async def _look_again(self) -> None:
         ids = list(self._waiting)
         for first in range(0, len(ids), _LOOKS_AT_ONCE):
-            part = ids[first : first + _LOOKS_AT_ONCE]
-            for job_id, found in zip(part, await self._read_endings(part), strict=True):
-                if found is not None:
-                    self._notify(job_id, found)
+            await self.look(ids[first : first + _LOOKS_AT_ONCE])
 
     async def _read_endings(self, job_ids: list[str]) -> list[Found | None]:
+        calls = [read_ending(self._keys, each) for each in job_ids]
         while True:
-            with suppress(MaybeExecuted, ServerUnavailable):  # Reading again is safe.
-                return await self._store.run_all(
-                    [read_ending(self._keys, each) for each in job_ids]
-                )
+            found = await self._store.run_each(calls)
+            errors = [
+                each
+                for each in found
+                if isinstance(each, TaskbullError) and not isinstance(each, JobNotFound)
+            ]
+            if not errors:
+                return cast("list[Found | None]", found)
+            for error in errors:
+                if not isinstance(error, MaybeExecuted | ServerUnavailable):
+                    raise error  # Otherwise reading again is safe.
 
     def _notify(self, job_id: str, found: Found | Exception) -> None:
         for waiter in self._waiting.get(job_id, ()):
             if not waiter.done():
                 waiter.set_result(found)
+
+
+class ExpectedEndings:
+    """Ends of many jobs of a queue, for a caller that awaits them one after another.
+
+    All ends are noted from the start. Jobs that have ended already are read many at a time.
+    """
+
+    def __init__(self, watch: ResultWatch, job_ids: Sequence[str]) -> None:
+        self._watch = watch
+        self._waiters = {job_id: watch.register(job_id) for job_id in dict.fromkeys(job_ids)}
+        self._unread = deque(self._waiters)
+
+    async def ending(self, job_id: str) -> Ending:
+        """Wait until a job finishes.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+        """
+        waiter = self._waiters[job_id]
+        while self._unread and not waiter.done():
+            part = [self._unread.popleft() for _ in range(min(_LOOKS_AT_ONCE, len(self._unread)))]
+            await self._watch.look(part)
+        return await self._watch.settle(job_id, await waiter)
+
+    def close(self) -> None:
+        """Stop waiting for all jobs."""
+        for job_id, waiter in self._waiters.items():
+            self._watch.leave(job_id, waiter)
 
 
 # Following streams: any number of readers, one connection per 200 streams of a queue
@@ -609,13 +660,24 @@ class LoopContext:
             group = self._groups[client] = Group(client, self.store, timeout)
         return group
 
-    async def ending(self, keys: QueueKeys, job_id: str, timeout: float | None) -> Ending:
+    def expect(self, keys: QueueKeys, job_ids: Sequence[str]) -> ExpectedEndings:
+        """Begin to wait for many jobs of a queue, whose results are then awaited in order."""
+        return ExpectedEndings(self._watch(keys), job_ids)
+
+    async def ending(
+        self,
+        keys: QueueKeys,
+        job_id: str,
+        timeout: float | None,
+        expected: Endings | None = None,
+    ) -> Ending:
         """Wait until a job has completed.
 
         Args:
             keys: Keys of the queue.
             job_id: Id of the job.
             timeout: Time limit in seconds for the whole wait.
+            expected: Ends of many jobs, one of which is this one.
 
         Raises:
             JobFailed: If the job failed.
@@ -625,7 +687,8 @@ class LoopContext:
         try:
             with fail_after(timeout):
                 while True:
-                    ending = await self._watch(keys).ending(job_id)
+                    ends: Endings = self._watch(keys) if expected is None else expected
+                    ending, expected = await ends.ending(job_id), None
                     if ending.state is not JobState.FAILED:
                         break
                     steps = failure(keys, job_id, ending.failed_reason or "")

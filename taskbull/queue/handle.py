@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -49,7 +50,7 @@ from taskbull.errors import (
 )
 from taskbull.observability.logs import cut
 from taskbull.observability.provider import current_tracer, sending
-from taskbull.queue.stores import Stores, gone, stripped
+from taskbull.queue.stores import Endings, Stores, gone, stripped
 from taskbull.queue.streams import LOOK, Cursor, Items, OnRestart, follow, sse, sse_start
 from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, Result, add_jobs
 from taskbull.scripts.call import REFUSALS, Call, Steps, again
@@ -500,11 +501,13 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
 
     async def aresult(self, timeout: Duration | None = None) -> R_co:
         """Wait until the job finishes and return its result. See `result`."""
-        limit = _limit(timeout)
+        return await self._await_result(_limit(timeout))
+
+    async def _await_result(self, limit: float | None, expected: Endings | None = None) -> R_co:
         client = self._where
         self._check_own_queue(client)
         try:
-            ending = await client.stores.loop.ending(client.keys, self.id, limit)
+            ending = await client.stores.loop.ending(client.keys, self.id, limit, expected)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
         return self._value(ending)
@@ -746,7 +749,7 @@ class Gathering:
     def __init__(
         self, jobs: Iterable[JobHandle[Any]], timeout: Duration | None, *, return_failures: bool
     ) -> None:
-        self._jobs = list(jobs)
+        self._jobs = _handles(jobs)
         self._limit = _limit(timeout)
         self._deadline = math.inf if self._limit is None else time.monotonic() + self._limit
         self._return_failures = return_failures
@@ -756,29 +759,25 @@ class Gathering:
         return [self._checked(job, self._result(job)) for job in self._jobs]
 
     async def await_all(self) -> list[Any]:
-        """Wait for the jobs concurrently, and check them in order."""
-        from anyio import Event, create_task_group  # noqa: PLC0415 - sync code does not load it
+        """Wait for the jobs in order. Their ends are read many at a time."""
+        from anyio.lowlevel import checkpoint  # noqa: PLC0415 - sync code does not load it
 
-        outcomes: list[Any] = [None] * len(self._jobs)
-        ended = [Event() for _ in self._jobs]
-
-        async def wait(place: int) -> None:
-            outcomes[place] = await self._aresult(self._jobs[place])
-            ended[place].set()
-
-        error: Exception | None = None
-        async with create_task_group() as group:
-            for place in range(len(self._jobs)):
-                group.start_soon(wait, place)
-            try:
-                for place, job in enumerate(self._jobs):
-                    await ended[place].wait()
-                    self._checked(job, outcomes[place])
-            except (TaskbullError, TimeoutError) as found:
-                error = found  # Raised below, because the task group would wrap it.
-                group.cancel_scope.cancel()
-        if error is not None:
-            raise error
+        ids: dict[QueueClient, list[str]] = {}
+        clients = [job._client for job in self._jobs]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        for job, client in zip(self._jobs, clients, strict=True):
+            if client is not None:
+                ids.setdefault(client, []).append(job.id)
+        ends = {client: client.stores.loop.expect(client.keys, ids[client]) for client in ids}
+        outcomes: list[Any] = []
+        try:
+            for job, client in zip(self._jobs, clients, strict=True):
+                if len(outcomes) % _BETWEEN_CHECKPOINTS == 0:
+                    await checkpoint()
+                expected = None if client is None else ends[client]
+                outcomes.append(self._checked(job, await self._aresult(job, expected)))
+        finally:
+            for each in ends.values():
+                each.close()
         return outcomes
 
     def _result(self, job: JobHandle[Any]) -> Any:
@@ -787,9 +786,11 @@ class Gathering:
         except (TaskbullError, TimeoutError) as error:
             return error
 
-    async def _aresult(self, job: JobHandle[Any]) -> Any:
+    async def _aresult(self, job: JobHandle[Any], expected: Endings | None) -> Any:
         try:
-            return await job.aresult(self._left())
+            if expected is None:  # A recorded job.
+                return await job.aresult(self._left())
+            return await job._await_result(self._left(), expected)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         except (TaskbullError, TimeoutError) as error:
             return error
 
@@ -797,9 +798,10 @@ class Gathering:
         return None if self._limit is None else max(0.0, self._deadline - time.monotonic())
 
     def _checked(self, job: JobHandle[Any], outcome: Any) -> Any:
+        is_stored = job._client is not None  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if isinstance(outcome, JobFailed) and self._return_failures:
             return outcome
-        if isinstance(outcome, TimeoutError):
+        if isinstance(outcome, TimeoutError) and is_stored:
             raise TimeoutError(
                 f"{len(self._jobs)} jobs did not all finish within {self._limit:g} s: job "
                 f"'{job.id}' in queue '{job.queue}' has not. To find out why: "
@@ -808,6 +810,29 @@ class Gathering:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+
+_BETWEEN_CHECKPOINTS = 50
+"""Number of results that are converted before other tasks of the event loop may run."""
+
+
+def _handles(jobs: Iterable[JobHandle[Any]]) -> list[JobHandle[Any]]:
+    """Return the handles as a list.
+
+    Raises:
+        TypeError: If one of them is not a handle.
+    """
+    if isinstance(jobs, JobHandle):
+        raise TypeError("gather() needs several job handles, such as a list, got one JobHandle")
+    found = list(jobs)
+    for place, each in enumerate(cast("list[object]", found)):
+        if not isinstance(each, JobHandle):
+            hint = ": await it first" if inspect.iscoroutine(each) else ""
+            raise TypeError(
+                f"gather() needs job handles, got a {type(each).__qualname__} at index "
+                f"{place}{hint}"
+            )
+    return found
 
 
 def _limit(timeout: Duration | None) -> float | None:

@@ -63,6 +63,15 @@ if TYPE_CHECKING:
 Found: TypeAlias = Ending | JobNotFound
 """Final state of a job, or the error for a job that does not exist."""
 
+
+class Endings(Protocol):
+    """Ends of jobs of one queue."""
+
+    async def ending(self, job_id: str) -> Ending:
+        """Wait until a job finishes."""
+        ...
+
+
 CHECK_INTERVAL = 30.0
 """Seconds between two reads of a job whose events may have been missed."""
 

@@ -372,7 +372,7 @@ def _look_up(host: str, port: int) -> list[str]:
 async def ask_credentials(credentials: Credentials) -> Credentials:
     """Return the credentials for a new connection, without blocking the event loop.
 
-    See `Credentials.current`. Raises the same errors.
+    See `Credentials.within`. Raises the same errors.
     """
     provider = credentials.provider
     if provider is None:

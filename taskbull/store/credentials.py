@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from threading import Thread
+from threading import TIMEOUT_MAX, Thread
 from typing import Any, Protocol, TypeAlias, cast
 
 from msgspec import Struct
@@ -57,38 +57,45 @@ class Provider:
     def __str__(self) -> str:
         return getattr(self.ask, "__qualname__", type(self.ask).__qualname__)
 
-    def ask_now(self) -> Any:
-        """Call the function. The result of an async function is awaited in a thread."""
-        answer = self.ask()
-        return self._wait_for(answer) if isinstance(answer, Awaitable) else answer
+    def ask_within(self, seconds: float) -> Any:
+        """Call the function, and await its result if it is async.
 
-    def _wait_for(self, answer: Awaitable[Login]) -> Login:
-        outcome: list[Login | Exception] = []
+        It runs in a thread, because it may block without a limit, and because this thread may have
+        an event loop, which cannot run a second one.
 
-        async def wait() -> None:
+        Raises:
+            TimeoutError: If it takes longer.
+        """
+        outcome: list[Any] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
             try:
-                outcome.append(await answer)
-            except Exception as error:  # noqa: BLE001 - raised below
-                outcome.append(error)
+                answer = self.ask()
+                outcome.append(self._run(answer) if isinstance(answer, Awaitable) else answer)
+            except BaseException as error:  # noqa: BLE001 - raised in the other thread
+                errors.append(error)
 
-        def run_loop() -> None:
-            if self.uses_trio:
-                import trio  # noqa: PLC0415 - optional
-
-                trio.run(wait)
-            else:
-                import asyncio  # noqa: PLC0415 - most producers need no event loop
-
-                asyncio.run(wait())
-
-        # This thread may have an event loop already, which cannot run a second one.
-        thread = Thread(target=run_loop, daemon=True)
+        thread = Thread(target=run, name="taskbull credentials", daemon=True)
         thread.start()
-        thread.join()
-        [found] = outcome
-        if isinstance(found, Exception):
-            raise found
-        return found
+        thread.join(min(seconds, TIMEOUT_MAX))
+        if errors:
+            raise errors[0]
+        if not outcome:
+            raise TimeoutError(f"it took longer than {seconds:.2g} s")
+        return outcome[0]
+
+    def _run(self, answer: Awaitable[Login]) -> Login:
+        async def wait() -> Login:
+            return await answer
+
+        if self.uses_trio:
+            import trio  # noqa: PLC0415 - optional
+
+            return trio.run(wait)
+        import asyncio  # noqa: PLC0415 - most producers need no event loop
+
+        return asyncio.run(wait())
 
 
 class Credentials(Struct, frozen=True):
@@ -114,16 +121,16 @@ class Credentials(Struct, frozen=True):
             return ()
         return ("AUTH", self.username, self.password) if self.username else ("AUTH", self.password)
 
-    def current(self) -> Credentials:
+    def within(self, seconds: float) -> Credentials:
         """Return the credentials for a new connection, from the provider if there is one.
 
-        Raises `ConnectionLost` if the provider fails, and `ConfigurationError` if its answer is
-        not valid.
+        Raises `ConnectionLost` if the provider fails or takes too long, and `ConfigurationError` if
+        its answer is not valid.
         """
         if self.provider is None:
             return self
         try:
-            answer = self.provider.ask_now()
+            answer = self.provider.ask_within(seconds)
         except Exception as error:
             raise self.failed(error) from error
         return self.with_answer(answer)

@@ -658,9 +658,13 @@ class _RetryLoop:
         self._patience = Deadline(PATIENCE, deadline.clock)
         self._pause = 0.005
         self._answer = deadline.last_answer
+        self._former: Refusal | None = None
 
     def try_again(self, node: Endpoint, refusal: Refusal) -> Generator[Step, Any, Replied]:
         deadline, patience = self._deadline, self._patience
+        if deadline.left <= 0 and self._former is not None:
+            refusal = self._former  # The last attempt had no time to find the cause.
+        self._former = refusal
         if refusal.reaction is Reaction.LEAVE:  # even before giving up, for the calls that follow
             yield Leave(node, refusal.summary)
         if not self._insist:

@@ -105,7 +105,7 @@ class SyncConnection:
         self._quiet = address.response_timeout or RESPONSE_TIMEOUT
         within = Deadline(timeout, monotonic)
         handshake = Handshake(
-            address.credentials.current(),
+            address.credentials.within(timeout),
             address.db,
             address.client_name,
             primary_only=address.primary_only,

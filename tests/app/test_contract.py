@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, Optional, TypedDict, TypeVar
 from uuid import UUID, uuid4
 
+import attr
 import jsonschema
 import msgspec
 import pydantic
@@ -203,6 +204,28 @@ def test_a_type_without_a_json_form_is_refused() -> None:
     ):
         with pytest.raises(ConfigurationError, match=message):
             contract_of(app_with(function))
+
+
+@attr.s
+class Bare:
+    weight = attr.ib()  # type: ignore[var-annotated]
+
+
+@dataclasses.dataclass
+class Dangling:
+    other: "Missing"  # type: ignore[name-defined]  # noqa: F821, UP037 - the error of the test
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [(Bare, "its field 'weight' has no annotation"), (list[Dangling], "'Missing' is not defined")],
+)
+def test_a_class_whose_fields_have_no_type_is_refused(kind: Any, problem: str) -> None:
+    app = app_with(hinted(kind))
+    with pytest.raises(ConfigurationError, match=rf"Parameter 'a' of task 'task' .*{problem}"):
+        contract_of(app)
+    with pytest.raises(ConfigurationError, match=problem):
+        app.tasks["task"].reader()
 
 
 @pytest.mark.parametrize("kind", [tuple[int, int], bool, None, list[str]])

@@ -318,6 +318,33 @@ async def test_a_cut_connection_and_a_trimmed_stream_lose_no_result(
     assert found == [7, 7]
 
 
+async def test_a_removed_job_disturbs_no_other_wait(
+    bed: Bed, proxy: Proxy, far: App, admin: redis.Redis
+) -> None:
+    found: list[Any] = []
+    with fail_after(LIMIT):
+        async with bed.app.worker().running(), create_task_group() as tasks:
+            running = await bed.in_time.adelay(7)
+            removed = await bed.in_time.options(delay=3600).adelay(8)
+
+            async def wait() -> None:
+                found.append(await far.job("q", running.id).aresult())
+
+            async def wait_for_removed() -> None:
+                with pytest.raises(JobNotFound, match=f"'{removed.id}'"):
+                    await far.job("q", removed.id).aresult()
+                bed.gate.set()
+
+            tasks.start_soon(wait)
+            tasks.start_soon(wait_for_removed)
+            await until_read(admin, 1)
+            await to_thread.run_sync(proxy.refuse)
+            await to_thread.run_sync(proxy.cut)
+            admin.delete(bed.app.queue("q").keys.job(removed.id))
+            await to_thread.run_sync(proxy.accept)
+    assert found == [7]
+
+
 async def test_a_connection_that_is_cut_again_and_again_loses_no_result(
     bed: Bed, proxy: Proxy, far: App
 ) -> None:

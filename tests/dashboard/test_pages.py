@@ -286,11 +286,13 @@ async def test_links_are_right_under_any_mount(
         assert not [link for link in links if link.startswith("/") or ":" in link.partition("?")[0]]
 
 
+@pytest.mark.parametrize("root", ["", "/api"])
 async def test_it_is_mounted_in_fastapi(
-    server: Reachable, prefix: str, make_queue: MakeQueue
+    server: Reachable, prefix: str, make_queue: MakeQueue, root: str
 ) -> None:
     make_queue("emails").add("send")
     api = FastAPI()
+    api.root_path = root  # A proxy removes it from all paths.
     api.mount("/jobs", Dashboard(redis=server.url, prefix=prefix))
     visitor = Visitor(api)
     assert (await visitor.get("jobs")).headers["location"].endswith("/jobs/")

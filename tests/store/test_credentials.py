@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -231,6 +232,34 @@ async def test_an_error_is_reported_with_its_cause(port: int) -> None:
         await to_thread.run_sync(sync_queue.add, "one")
     with pytest.raises(ConnectionLost, match=message):
         await to_thread.run_sync(sync_queue.counts)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_provider_that_hangs_does_not_hang_its_callers(port: int, is_async: bool) -> None:
+    over = threading.Event()
+
+    def hang() -> str:
+        over.wait()
+        return "p"
+
+    async def ahang() -> str:
+        return await to_thread.run_sync(hang, abandon_on_cancel=True)
+
+    ask: Any = ahang if is_async else hang
+    where: dict[str, Any] = {"redis": f"redis://localhost:{port}", "credentials": ask}
+    queue = Queue("emails", enqueue_timeout=0.3, call_timeout=0.3, **where)
+    sync_queue = SyncQueue("emails", enqueue_timeout=0.3, call_timeout=0.3, **where)
+    try:
+        with pytest.raises(EnqueueError):
+            await queue.add("one")
+        with pytest.raises(ConnectionLost):
+            await queue.counts()
+        with pytest.raises(EnqueueError, match=r"hang\(\) raised TimeoutError: it took longer"):
+            await to_thread.run_sync(sync_queue.add, "one")
+        with pytest.raises(ConnectionLost):
+            await to_thread.run_sync(sync_queue.counts)
+    finally:
+        over.set()
 
 
 async def test_a_wrong_token_is_retried_and_never_shown(port: int, tokens: Tokens) -> None:
