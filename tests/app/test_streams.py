@@ -20,6 +20,7 @@ from anyio import create_task_group, fail_after, to_thread
 from taskbull import App, Keep, current_job
 from taskbull.core.keys import JobState
 from taskbull.errors import (
+    BlockingCallWarning,
     ConfigurationError,
     JobCancelled,
     JobFailed,
@@ -83,11 +84,17 @@ class Bed:
                 if day == 1 and current_job().attempt == 1:
                     raise ValueError("no luck")
 
-        self.speak, self.speak_slowly, self.count, self.stumble = (
+        @self.app.task
+        async def ask(question: str) -> AsyncIterator[str]:
+            yield question
+            yield await current_job().await_signal("answer", str)
+
+        self.speak, self.speak_slowly, self.count, self.stumble, self.ask = (
             speak,
             speak_slowly,
             count,
             stumble,
+            ask,
         )
 
 
@@ -731,6 +738,10 @@ def test_a_box_collects_items() -> None:
         assert [day.day for day in days] == [1, 2, 1, 2, 3]
         with pytest.raises(JobFailed, match="no luck"):
             box.stream(bed.stumble.options(attempts=1).delay(3))
+        asking = bed.ask.delay("who?")
+        assert box.stream(asking) == ["who?"]
+        box.signal(asking, "answer", "me")
+        assert box.stream(asking) == ["who?", "who?", "me"]
         waiting = bed.count.delay(1)
         with pytest.raises(TimeoutError, match="has not run yet"):
             list(waiting.stream())
@@ -744,6 +755,16 @@ def test_a_box_collects_items() -> None:
         yield text
 
     assert list(twice.stream("a")) == ["a", "a"]
+
+
+async def test_a_blocking_stream_in_an_event_loop_warns(bed: Bed) -> None:
+    async with bed.app.worker().running():
+        job = await bed.speak.adelay(TEXT)
+        await job.aresult()
+        with pytest.warns(BlockingCallWarning, match=r"job\.stream\(\) .* use job\.astream\(\)"):
+            assert list(job.stream()) == TEXT
+    with pytest.warns(BlockingCallWarning, match=r"speak\.stream\(\) .* use speak\.astream\(\)"):
+        bed.speak.stream(TEXT)
 
 
 async def test_inline_jobs_stream_in_an_event_loop() -> None:
