@@ -157,6 +157,27 @@ async def test_code_without_an_event_loop_follows_a_job(bed: Bed) -> None:
             await to_thread.run_sync(read)
 
 
+async def test_a_reader_may_be_made_in_a_thread_and_used_in_an_event_loop(bed: Bed) -> None:
+    async with bed.app.worker().running():
+        job = await bed.speak.adelay(TEXT)
+        items = await to_thread.run_sync(job.astream)  # As FastAPI calls a plain function.
+        events = await to_thread.run_sync(job.sse)
+        assert await collect(items) == TEXT
+        assert "event: end" in "".join(await collect(events))
+
+
+def test_on_restart_must_be_callable(bed: Bed) -> None:
+    async def restarted() -> None: ...
+
+    wrong: Any = "clear"
+    job = bed.app.job("q", "1")
+    with pytest.raises(ConfigurationError, match="on_restart must be a plain function"):
+        job.stream(on_restart=restarted)
+    for read in (job.stream, job.astream):
+        with pytest.raises(ConfigurationError, match="on_restart must be a function"):
+            read(on_restart=wrong)
+
+
 async def test_a_task_that_yields_nothing_has_an_empty_stream(bed: Bed, admin: redis.Redis) -> None:
     async with bed.app.worker().running():
         job = await bed.speak.adelay([])
