@@ -17,7 +17,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel
 
-from taskbull import JobNotFound, WrongState
+from taskbull import ConfigurationError, JobNotFound, WrongState
 
 api = FastAPI()
 
@@ -38,7 +38,10 @@ async def start(asked: Topic) -> dict[str, str]:
 @api.get("/reports/{job_id}/events")
 async def follow(job_id: str, request: Request) -> StreamingResponse:
     """Send the parts as server-sent events. A browser that reconnects continues where it was."""
-    events = app.job("agent", job_id).sse(request.headers.get("last-event-id"))
+    try:
+        events = app.job("agent", job_id).sse(request.headers.get("last-event-id"))
+    except ConfigurationError as error:
+        raise HTTPException(400, str(error)) from error
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 

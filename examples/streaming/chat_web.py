@@ -19,9 +19,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from chat import app, complete
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel
+
+from taskbull import ConfigurationError
 
 api = FastAPI()
 
@@ -42,7 +44,10 @@ async def ask(question: Prompt) -> dict[str, str]:
 @api.get("/prompts/{job_id}/events")
 async def follow(job_id: str, request: Request) -> StreamingResponse:
     """Send the words as server-sent events. A browser that reconnects continues where it was."""
-    events = app.job("chat", job_id).sse(request.headers.get("last-event-id"))
+    try:
+        events = app.job("chat", job_id).sse(request.headers.get("last-event-id"))
+    except ConfigurationError as error:
+        raise HTTPException(400, str(error)) from error
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 

@@ -742,6 +742,7 @@ class StreamCalling(TaskCalling):
         super().__init__(function, name, home)
         self._reduce = reduce
         self.read = StreamReaders(self.read_result, self._read_item)
+        self.blocking_stream = BlockingCheck(f"{name}.stream()", f"{name}.astream()")
 
     @functools.cached_property
     def _result_reader(self) -> Callable[[bytes], Any]:
@@ -787,7 +788,7 @@ class StreamEnqueueable(Enqueueable[P, R], Generic[P, R, I]):
             >>> for text in complete.stream("Why is the sky blue?"):
             ...     print(text, end="")
         """
-        self.calling.blocking.check()
+        cast("StreamCalling", self.calling).blocking_stream.check()
         return self.calling.producer.add(self._spec(args, kwargs)).stream()
 
     async def astream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[I, None]:

@@ -19,7 +19,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
@@ -586,7 +586,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
     def _aentries(self, cursor: Cursor, idle: float) -> AsyncGenerator[list[Entry], None]:
         client = self._where
         self._check_own_queue(client)
-        return client.stores.loop.follow(cursor, idle)
+        return _follow_in_loop(client, cursor, idle)
 
     @property
     def _keys(self) -> QueueKeys:
@@ -730,6 +730,15 @@ if TYPE_CHECKING:
         def stream(self, *, on_restart: OnRestart | None = None) -> Generator[I_co, None, None]: ...
 
         def astream(self, *, on_restart: OnRestart | None = None) -> AsyncGenerator[I_co, None]: ...
+
+
+async def _follow_in_loop(
+    client: QueueClient, cursor: Cursor, idle: float
+) -> AsyncGenerator[list[Entry], None]:
+    # A handler of a web framework may run in a thread, and the response in an event loop.
+    async with aclosing(client.stores.loop.follow(cursor, idle)) as pages:
+        async for page in pages:
+            yield page
 
 
 def handle(client: QueueClient, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:

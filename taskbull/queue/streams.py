@@ -20,6 +20,7 @@ from msgspec import Struct
 from taskbull.core import payload
 from taskbull.core.job import Ending
 from taskbull.core.keys import JobState, QueueKeys
+from taskbull.core.validation import refusal
 from taskbull.errors import (
     JobFailed,
     JobNotFound,
@@ -221,12 +222,23 @@ class Items:
     def __init__(
         self, cursor: Cursor, read: Callable[[bytes], Any], on_restart: OnRestart | None
     ) -> None:
+        if on_restart is not None and not callable(on_restart):
+            raise refusal("on_restart", "be a function", on_restart)
         self._cursor = cursor
         self._read = item_reader(read)
         self._on_restart = on_restart
 
     def read(self, pages: Iterator[list[Entry]]) -> Generator[Any, None, None]:
-        """Yield the items of a job, and call `on_restart` between attempts."""
+        """Yield the items of a job, and call `on_restart` between attempts.
+
+        Raises:
+            ConfigurationError: If `on_restart` is an async function.
+        """
+        if inspect.iscoroutinefunction(self._on_restart):
+            raise refusal("on_restart", "be a plain function, or use astream()", self._on_restart)
+        return self._read_all(pages)
+
+    def _read_all(self, pages: Iterator[list[Entry]]) -> Generator[Any, None, None]:
         try:
             for page in pages:
                 for entry in page:

@@ -470,13 +470,15 @@ class Box:
     def stream(self, job: JobHandle[Any]) -> list[Any]:
         """Return the items that a job yielded. Run the recorded jobs first if it has not ended.
 
-        The items of all attempts follow each other, as a reader of `job.stream()` gets them.
+        The items of all attempts follow each other, as a reader of `job.stream()` gets them. If the
+        job waits, for example for a signal, these are its items so far.
 
         Args:
             job: The job's handle.
 
         Raises:
             JobFailed: If the job failed.
+            TimeoutError: If the job has yielded nothing yet.
 
         Example:
             >>> with recorded(app) as box:
@@ -485,7 +487,14 @@ class Box:
         """
         if job.state() not in {JobState.COMPLETED, JobState.FAILED}:
             self.run(check=False)
-        return list(job.stream())
+        items: list[Any] = []
+        try:
+            for item in job.stream():
+                items.append(item)  # noqa: PERF402 - the iteration may end with an error
+        except TimeoutError:
+            if not items:
+                raise
+        return items
 
     def assert_enqueued(self, task: Enqueueable[..., Any], **expected: Any) -> RecordedJob:
         """Return the first job of a task that has these arguments and options.

@@ -20,6 +20,7 @@ from anyio import create_task_group, fail_after, to_thread
 from taskbull import App, Keep, current_job
 from taskbull.core.keys import JobState
 from taskbull.errors import (
+    BlockingCallWarning,
     ConfigurationError,
     JobCancelled,
     JobFailed,
@@ -83,11 +84,17 @@ class Bed:
                 if day == 1 and current_job().attempt == 1:
                     raise ValueError("no luck")
 
-        self.speak, self.speak_slowly, self.count, self.stumble = (
+        @self.app.task
+        async def ask(question: str) -> AsyncIterator[str]:
+            yield question
+            yield await current_job().await_signal("answer", str)
+
+        self.speak, self.speak_slowly, self.count, self.stumble, self.ask = (
             speak,
             speak_slowly,
             count,
             stumble,
+            ask,
         )
 
 
@@ -148,6 +155,27 @@ async def test_code_without_an_event_loop_follows_a_job(bed: Bed) -> None:
     async with bed.app.worker().running():
         with fail_after(LIMIT):
             await to_thread.run_sync(read)
+
+
+async def test_a_reader_may_be_made_in_a_thread_and_used_in_an_event_loop(bed: Bed) -> None:
+    async with bed.app.worker().running():
+        job = await bed.speak.adelay(TEXT)
+        items = await to_thread.run_sync(job.astream)  # As FastAPI calls a plain function.
+        events = await to_thread.run_sync(job.sse)
+        assert await collect(items) == TEXT
+        assert "event: end" in "".join(await collect(events))
+
+
+def test_on_restart_must_be_callable(bed: Bed) -> None:
+    async def restarted() -> None: ...
+
+    wrong: Any = "clear"
+    job = bed.app.job("q", "1")
+    with pytest.raises(ConfigurationError, match="on_restart must be a plain function"):
+        job.stream(on_restart=restarted)
+    for read in (job.stream, job.astream):
+        with pytest.raises(ConfigurationError, match="on_restart must be a function"):
+            read(on_restart=wrong)
 
 
 async def test_a_task_that_yields_nothing_has_an_empty_stream(bed: Bed, admin: redis.Redis) -> None:
@@ -731,6 +759,10 @@ def test_a_box_collects_items() -> None:
         assert [day.day for day in days] == [1, 2, 1, 2, 3]
         with pytest.raises(JobFailed, match="no luck"):
             box.stream(bed.stumble.options(attempts=1).delay(3))
+        asking = bed.ask.delay("who?")
+        assert box.stream(asking) == ["who?"]
+        box.signal(asking, "answer", "me")
+        assert box.stream(asking) == ["who?", "who?", "me"]
         waiting = bed.count.delay(1)
         with pytest.raises(TimeoutError, match="has not run yet"):
             list(waiting.stream())
@@ -744,6 +776,16 @@ def test_a_box_collects_items() -> None:
         yield text
 
     assert list(twice.stream("a")) == ["a", "a"]
+
+
+async def test_a_blocking_stream_in_an_event_loop_warns(bed: Bed) -> None:
+    async with bed.app.worker().running():
+        job = await bed.speak.adelay(TEXT)
+        await job.aresult()
+        with pytest.warns(BlockingCallWarning, match=r"job\.stream\(\) .* use job\.astream\(\)"):
+            assert list(job.stream()) == TEXT
+    with pytest.warns(BlockingCallWarning, match=r"speak\.stream\(\) .* use speak\.astream\(\)"):
+        bed.speak.stream(TEXT)
 
 
 async def test_inline_jobs_stream_in_an_event_loop() -> None:
