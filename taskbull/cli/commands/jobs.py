@@ -113,7 +113,7 @@ def _list(
     server: SyncServer, queue: str, states: Sequence[JobState], offset: int, limit: int
 ) -> tuple[list[JobRow], int]:
     """Return jobs of some states, one state after the other, and the number of all."""
-    counts = server.queue(queue).counts()
+    counts = server.counts(queue)
     found: list[JobRow] = []
     total = 0
     for state in states:
