@@ -724,7 +724,7 @@ class Trouble(Struct, frozen=True):
     @property
     def is_shared(self) -> bool:
         """True for a problem of a Redis server or of a worker's machine, not of one queue."""
-        return self.code in {"refused", "clock"}
+        return self.code in {"refused", "clock", "own_clock", "not_responding"}
 
     @property
     def sentence(self) -> str:
@@ -793,10 +793,9 @@ def _running_trouble(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]
     if queue.lockless:
         jobs = count_of(queue.lockless, "running job")
         yield "stalled", 70, f"{jobs} without a lock (worker gone, or cut off)", "workers"
-    if queue.silent:
-        since = span((queue.now - min(queue.silent.values())).total_seconds())
-        workers = f"{len(queue.silent)} of {count_of(queue.python_workers, 'worker')}"
-        text = f"{workers} connected but not responding for {since}: {_FROZEN}"
+    for worker, seen in queue.silent.items():
+        since = span((queue.now - seen).total_seconds())
+        text = f"worker {worker} is connected but has not responded for {since}: {_FROZEN}"
         yield "not_responding", 68, text, "workers"
     if queue.is_stuck and not queue.paused:
         text = f"all {count_of(queue.busy_slots, 'slot')} busy, nothing finished for a minute"
@@ -836,6 +835,10 @@ def _oddities(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
         late = (queue.now - queue.next_scheduled).total_seconds()
         if late > LATEST_SCHEDULE:
             yield "late", 30, f"a schedule is {span(late)} late", "schedules"
+    if queue.ahead:
+        side = "ahead of" if queue.ahead > 0 else "behind"
+        text = f"the clock of this machine is {span(abs(queue.ahead))} {side} Redis's"
+        yield "own_clock", 15, text, "queue"
     for record in queue.records:
         if record.skew:
             side = "ahead of" if record.skew > 0 else "behind"

@@ -512,7 +512,9 @@ def _check_queue(server: SyncServer, queue: QueueSample, app: App | None) -> Ite
     yield from _troubles(facts)
 
 
-_CHECKED = {"unreadable", "no_worker", "stalled", "paused", "split", "late", "refused"}
+_CHECKED = {
+    *("unreadable", "no_worker", "stalled", "paused", "split", "late", "refused", "own_clock")
+}
 """Codes of problems that `doctor` finds by itself, with more detail."""
 
 
