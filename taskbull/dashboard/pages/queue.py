@@ -223,7 +223,8 @@ def about(ctx: RequestContext, row: JobRow) -> h.Node:
         first = (row.job.failed_reason or "").strip().partition("\n")[0]
         return h.span(first, class_="cut bad" if row.state is JobState.FAILED else "cut warn")
     if row.state is JobState.ACTIVE and row.job.processed_by:
-        return h.span("on ", h.code(row.job.processed_by), class_="cut")
+        stop = h.strong("asked to stop, ") if is_cancelled(row.job.deferred_failure) else None
+        return h.span(stop, "on ", h.code(row.job.processed_by), class_="cut")
     shown = row.result if row.state is JobState.COMPLETED else row.data
     text = " ".join(ctx.settings.redactor.show(shown).split())
     return h.code(text, class_="cut quiet")
