@@ -118,6 +118,8 @@ def explain_queue(queue: QueueFacts) -> list[Reason]:
     is_held = bool(reasons) or queue.is_stuck
     if queue.waiting or queue.overdue is not None:
         reasons += _busy(queue)
+    if queue.silent and not queue.is_unresponsive:
+        reasons.append(_silent(queue))
     if queue.unknown_tasks:
         facts = {"tasks": dict(queue.unknown_tasks)}
         reasons.append(Reason("task_unknown", f"{unknown_tasks(queue)}.", facts))
@@ -179,8 +181,10 @@ def _no_worker(queue: QueueFacts) -> Reason:
 
 
 def _silent(queue: QueueFacts) -> Reason:
-    is_one = len(queue.silent) == 1
-    who = "The only worker is" if is_one else f"All {len(queue.silent)} workers are"
+    count, is_one = len(queue.silent), len(queue.silent) == 1
+    who = "The only worker is" if is_one else f"All {count} workers are"
+    if not queue.is_unresponsive:
+        who = f"{count} of {queue.workers} workers {'is' if is_one else 'are'}"
     since = span((queue.now - max(queue.silent.values())).total_seconds())
     text = f"{who} connected but {'does' if is_one else 'do'} not respond (for {since}): {_FROZEN}."
     return Reason("not_responding", text, {"workers": sorted(queue.silent)})

@@ -183,6 +183,10 @@ def test_slots_of_workers_that_do_not_respond_are_not_busy_ones() -> None:
     assert queue(**waiting, silent={"b": at(seconds=14)}).busy_slots == 10
     none = queue(**waiting, silent={"a": at(seconds=14), "b": at(seconds=14)})
     assert none.busy_slots == 0
+    assert explain_queue(none)[0].text.startswith("All 2 workers are connected but do not respond")
+    some = explain_queue(queue(**waiting, silent={"b": at(seconds=14)}))
+    assert [reason.code for reason in some] == ["busy", "not_responding", "waiting"]
+    assert some[1].text.startswith("1 of 2 workers is connected but does not respond (for 14 s)")
     assert none.is_unresponsive
     assert (none.workers, none.python_workers, none.foreign) == (2, 2, 0)
 

@@ -339,7 +339,7 @@ def _newest(rows: Sequence[JobRow]) -> list[JobRow]:
 
 
 _TASKS_SHOWN = 6
-_ALSO_SHOWN = {"failing", "failed", "late", "mixed", "split"}
+_ALSO_SHOWN = {"failing", "failed", "late", "mixed", "split", "clock", "own_clock"}
 """Problems that do not keep jobs from running, so that the explanation does not have them."""
 
 _MANY = 0.05
@@ -483,8 +483,8 @@ def _why(state: QueueState) -> h.Element:
     first, *others = [*texts, *said] if is_worst else [*said, *texts]
     sign, word = HEALTH_SIGNS[state.health]
     return h.section(
-        h.p(h.span(sign, " ", word, class_=f"sign {state.health}"), " ", first),
-        [h.p(other, class_="also") for other in others],
+        h.p(h.span(sign, " ", word, class_=f"sign {state.health}"), " ", ui.prose(first)),
+        [h.p(ui.prose(other), class_="also") for other in others],
         id="queue-why",
         class_=f"card why is-{state.health}",
     )
