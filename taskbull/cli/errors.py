@@ -16,6 +16,7 @@ from taskbull.cli.output import printable, printable_lines
 from taskbull.errors import (
     ConfigurationError,
     ConnectionLost,
+    EnqueueError,
     MaybeExecuted,
     SerializationError,
     ServerRefused,
@@ -155,6 +156,8 @@ def failure_of(error: TaskbullError, server: SyncServer | None = None) -> Comman
     message = str(error)
     if isinstance(error, ConnectionLost | ServerRefused):
         message = _about_redis(error, server)
+    elif isinstance(error, EnqueueError) and isinstance(error.__context__, ServerRefused):
+        message = _advised(message, advice(error.__context__))
     elif isinstance(error, MaybeExecuted):
         message += ". The command may have been executed: check before you try again"
     kind = WrongUsage if isinstance(error, ConfigurationError) else CommandFailed
@@ -168,10 +171,13 @@ def _about_redis(error: ConnectionLost | ServerRefused, server: SyncServer | Non
         for known in (f"cannot connect to {server.address}: ", f"Redis at {server.address}: "):
             said = said.removeprefix(known)
     todo = advice(error, server)
-    advised = f". {todo[0].upper()}{todo[1:]}" if todo else ""
     if said.startswith("cannot connect to Redis"):
-        return f"C{said[1:]}{advised}"
-    return f"Cannot use Redis{at}: {said}{advised}"
+        return _advised(f"C{said[1:]}", todo)
+    return _advised(f"Cannot use Redis{at}: {said}", todo)
+
+
+def _advised(message: str, todo: str) -> str:
+    return f"{message.rstrip('.')}. {todo[0].upper()}{todo[1:]}" if todo else message
 
 
 @contextmanager

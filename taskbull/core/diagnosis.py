@@ -118,6 +118,8 @@ def explain_queue(queue: QueueFacts) -> list[Reason]:
     is_held = bool(reasons) or queue.is_stuck
     if queue.waiting or queue.overdue is not None:
         reasons += _busy(queue)
+    if queue.silent and not queue.is_unresponsive:
+        reasons.append(_silent(queue))
     if queue.unknown_tasks:
         facts = {"tasks": dict(queue.unknown_tasks)}
         reasons.append(Reason("task_unknown", f"{unknown_tasks(queue)}.", facts))
@@ -179,8 +181,10 @@ def _no_worker(queue: QueueFacts) -> Reason:
 
 
 def _silent(queue: QueueFacts) -> Reason:
-    is_one = len(queue.silent) == 1
-    who = "The only worker is" if is_one else f"All {len(queue.silent)} workers are"
+    count, is_one = len(queue.silent), len(queue.silent) == 1
+    who = "The only worker is" if is_one else f"All {count} workers are"
+    if not queue.is_unresponsive:
+        who = f"{count} of {queue.workers} workers {'is' if is_one else 'are'}"
     since = span((queue.now - max(queue.silent.values())).total_seconds())
     text = f"{who} connected but {'does' if is_one else 'do'} not respond (for {since}): {_FROZEN}."
     return Reason("not_responding", text, {"workers": sorted(queue.silent)})
@@ -740,7 +744,7 @@ class Trouble(Struct, frozen=True):
     @property
     def is_shared(self) -> bool:
         """True for a problem of a Redis server or of a worker's machine, not of one queue."""
-        return self.code in {"refused", "clock"}
+        return self.code in {"refused", "clock", "own_clock", "not_responding"}
 
     @property
     def sentence(self) -> str:
@@ -809,10 +813,9 @@ def _running_trouble(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]
     if queue.lockless:
         jobs = count_of(queue.lockless, "running job")
         yield "stalled", 70, f"{jobs} without a lock (worker gone, or cut off)", "workers"
-    if queue.silent:
-        since = span((queue.now - min(queue.silent.values())).total_seconds())
-        workers = f"{len(queue.silent)} of {count_of(queue.python_workers, 'worker')}"
-        text = f"{workers} connected but not responding for {since}: {_FROZEN}"
+    for worker, seen in queue.silent.items():
+        since = span((queue.now - seen).total_seconds())
+        text = f"worker {worker} is connected but has not responded for {since}: {_FROZEN}"
         yield "not_responding", 68, text, "workers"
     if queue.is_stuck and not queue.paused:
         text = f"all {count_of(queue.busy_slots, 'slot')} busy, nothing finished for a minute"
@@ -852,6 +855,10 @@ def _oddities(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
         late = (queue.now - queue.next_scheduled).total_seconds()
         if late > LATEST_SCHEDULE:
             yield "late", 30, f"a schedule is {span(late)} late", "schedules"
+    if queue.ahead:
+        side = "ahead of" if queue.ahead > 0 else "behind"
+        text = f"the clock of this machine is {span(abs(queue.ahead))} {side} Redis's"
+        yield "own_clock", 15, text, "queue"
     for record in queue.records:
         if record.skew:
             side = "ahead of" if record.skew > 0 else "behind"

@@ -232,6 +232,8 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     """Number of running jobs that had no lock in two samples, because their workers died."""
     refusal: str = ""
     """Reason why Redis refuses writes, so that no job can be added or fetched, or ""."""
+    ahead: float = 0.0
+    """Seconds that the clock of this machine is ahead of Redis's. `now` is Redis's time."""
     cancelled_share: float = 0.0
     """Share of the failed jobs that were cancelled, from 0 to 1."""
     worst_error: str = ""
@@ -397,6 +399,8 @@ class RedisNode(Struct, frozen=True):
     """Error if the server does not answer, or an empty string."""
     info: Mapping[str, str] = {}
     """All fields of its INFO."""
+    ahead: float = 0.0
+    """Seconds that the clock of this machine is ahead of the server's; 0 if they agree."""
 
     @property
     def version(self) -> str:
@@ -431,6 +435,22 @@ def read_node(name: str, info: Mapping[str, str], settings: Mapping[str, str]) -
     elif info.get("role") == "slave" and info.get("slave_read_only", "1") == "1":
         refusal = "it is a read-only replica"
     return RedisNode(name, used, limit, refusal, info=info)
+
+
+SKEW: Final = 2.0
+"""Smallest difference of two clocks that is corrected, in seconds."""
+
+
+def clock_ahead(info: Mapping[str, str], before: float, after: float) -> float:
+    """Return by how many seconds this machine's clock is ahead of the one in a server's INFO.
+
+    `before` and `after` are the times when INFO was requested and received. It returns 0 if
+    the difference is below `SKEW`, or not certain because the reply took longer.
+    """
+    if "server_time_usec" not in info:
+        return 0.0
+    ahead = (before + after) / 2 - int(info["server_time_usec"]) / 1e6
+    return ahead if abs(ahead) >= SKEW + (after - before) else 0.0
 
 
 def _cannot_save(info: Mapping[str, str], settings: Mapping[str, str]) -> bool:

@@ -95,8 +95,8 @@ def charts(queue: str, over: Range, found: Activity, backlog: Sequence[int | Non
                 ui.number,
                 bars=True,
                 note=f"From {source}.",
-                missing="Not recorded. Keep some finished jobs, or set metrics_data_points in the "
-                "workers (metrics: { maxDataPoints: 1440 } in Node).",
+                missing="No finished job is recorded. If jobs have finished, keep some, or set "
+                "metrics_data_points in the workers (metrics: { maxDataPoints: 1440 } in Node).",
             ),
             _chart(
                 "Waiting and run time",
@@ -105,8 +105,8 @@ def charts(queue: str, over: Range, found: Activity, backlog: Sequence[int | Non
                 (waited, took),
                 ui.duration,
                 note=f"Medians of {ui.plural(sampled, 'completed job')}, up to 9 per period.",
-                missing="Not recorded. These times come from completed jobs, and none of this "
-                "period is stored. Keep some, for example with keep_completed.",
+                missing="These times come from completed jobs, and none of this period is stored. "
+                "If jobs have completed, keep some of them with keep_completed.",
             ),
             _chart(
                 "Waiting jobs",

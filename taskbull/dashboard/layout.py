@@ -164,6 +164,14 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 _SHORT = 10.0
 
 
+def prose(text: str) -> list[h.Node]:
+    """Return a text with the parts between backticks as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return [text]
+    return [h.code(part) if place % 2 else part for place, part in enumerate(parts) if part]
+
+
 def number(value: float | None) -> str:
     """Return a count with separators, such as `12,840`, or a dash for `None`."""
     return "–" if value is None else f"{value:,.0f}"

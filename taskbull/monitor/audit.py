@@ -20,7 +20,7 @@ from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.questions import ask, ask_each, ask_queues, server_operation
 from taskbull.scripts import records as records_calls
 from taskbull.scripts.call import AnySteps, none_failed
-from taskbull.scripts.schedulers import get_scheduler
+from taskbull.scripts.schedulers import get_scheduler, list_schedulers
 from taskbull.store.address import Namespace
 
 MOST_OPERATIONS: Final = 200
@@ -134,6 +134,11 @@ class BoardOperations:
         return NextSchedules(
             [each for each in schedules if isinstance(each, Schedule)], len(due) > start + limit
         )
+
+    @server_operation
+    def schedules(self, queue: str) -> AnySteps[list[Schedule]]:
+        """List all schedules of a queue by their next run, with one call per 250 or more."""
+        return (yield from list_schedulers(self.namespace.keys(queue)))
 
     @server_operation
     def flow(

@@ -67,7 +67,7 @@ from taskbull.scripts.browse import (
 from taskbull.scripts.call import AnySteps
 from taskbull.scripts.change import preview_steps, read_steps
 from taskbull.scripts.groups import list_groups
-from taskbull.scripts.read import LOG_PIECE, FieldPiece, Logs
+from taskbull.scripts.read import LOG_PIECE, Counts, FieldPiece, Logs
 from taskbull.scripts.records import CountedError, get_records
 from taskbull.scripts.schedulers import ScheduledRun, find_run
 from taskbull.scripts.streams import StreamPreview, preview_items
@@ -248,6 +248,11 @@ class ServerLooks:
         """
         names = [queues] if isinstance(queues, str) else queues
         return self._worker_records(None if names is None else list(names))
+
+    @server_operation
+    def counts(self, queue: str) -> AnySteps[Counts]:
+        """Count the jobs of a queue by state, with one call."""
+        return ask(read.count_jobs(self.namespace.keys(queue)))
 
     @server_operation
     def jobs(

@@ -6,11 +6,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import inf
 from secrets import token_hex
 from statistics import median
 from typing import Final, TypeAlias
+
+from msgspec.structs import replace
 
 from taskbull.core.diagnosis import (
     LEAST_FAILED,
@@ -30,6 +32,7 @@ from taskbull.core.queue_health import (
     QueueFacts,
     RedisNode,
     RunningSince,
+    clock_ahead,
     rate,
     read_node,
     throughput,
@@ -296,6 +299,8 @@ class QueueWatch:
         assert self.sample is not None, "nothing was seen yet"  # noqa: S101 - callers check it
         now = datetime.now(UTC).astimezone() if now is None else now
         found, ends = self.sample, self.ends
+        ahead = max((node.ahead for node in self.nodes), key=abs, default=0.0)
+        now -= timedelta(seconds=ahead)
         now_ms = int(now.timestamp() * 1000)
         done = broken = None
         if ends is not None:
@@ -349,6 +354,7 @@ class QueueWatch:
             longest=next((each for each in self._running if each.worker not in gone), None),
             lockless=len(self._lockless),
             # In a Cluster, the queue's node is unknown.
+            ahead=ahead,
             refusal=refusals[0] if refusals and all(refusals) else "",
             cancelled_share=cancelled,
             worst_error=error,
@@ -598,9 +604,10 @@ def read_servers() -> AnySteps[list[RedisNode]]:
     """Return the state of each Redis server."""
     nodes: list[RedisNode] = []
     for server in (yield from list_servers()):
-        name, settings = str(server), dict[str, str]()
+        name, settings, asked = str(server), dict[str, str](), time.time()
         try:
             info = yield from ask_on(server, browse.get_info())
+            ahead = clock_ahead(info, asked, time.time())
             if info.get("rdb_last_bgsave_status") == "err":
                 for setting in _SNAPSHOTS:
                     with suppress(ServerRefused):
@@ -610,5 +617,5 @@ def read_servers() -> AnySteps[list[RedisNode]]:
         except LOST as error:
             nodes.append(RedisNode(name, problem=str(error)))
         else:
-            nodes.append(read_node(name, info, settings))
+            nodes.append(replace(read_node(name, info, settings), ahead=ahead))
     return nodes

@@ -250,6 +250,7 @@ def _describe_queue(meter: Tally, queue: QueueFacts) -> None:
     meter.gauge(c.OLDEST).set(max(waited, queue.overdue or 0.0), labels)
     meter.gauge(c.LATENESS).set(_seconds_since(queue, queue.next_scheduled), labels)
     meter.gauge(c.PAUSED).set(int(queue.paused), labels)
+    meter.gauge(c.UNKNOWN_TASK).set(sum(queue.unknown_tasks.values()), labels)
     # Records are all that is known of workers if the server does not list its connections.
     workers = queue.records if queue.connected is None else queue.connected
     if workers or queue.connected is not None:

@@ -172,6 +172,11 @@ PAUSED = _level("bullmq_queue_paused", _Q, "1 while the queue is paused, else 0.
 CONNECTED_WORKERS = _level(
     "bullmq_connected_workers", _Q, "Connected workers of the queue, including Node's."
 )
+UNKNOWN_TASK = _level(
+    "bullmq_unknown_task_jobs",
+    _Q,
+    "Jobs, of the next 50 delayed ones, whose task no worker has.",
+)
 FINISHED = _count(
     "bullmq_jobs_finished_total",
     ("queue", "status"),

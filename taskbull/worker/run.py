@@ -97,6 +97,9 @@ _LOOK = 10.0
 _ACCURATE = 0.5
 """Seconds that Redis may take to reply with its time; a slower reply is ignored."""
 
+_TRIES = 5
+"""Maximum number of requests for one comparison."""
+
 
 def loop_offset() -> float:
     """Return how far the event loop's clock is ahead of `time.monotonic`. Call it in a task.
@@ -137,13 +140,13 @@ class Clock:
         ahead = self._server_ahead
         return int((self._local() if ahead is None else ahead + monotonic()) * 1000)
 
-    def compare(self, server: float, asked: float, answered: float) -> None:
-        """Correct the wall clock by a server time.
+    def compare(self, server: float, asked: float, answered: float) -> bool:
+        """Correct the wall clock by a server time. Return False if the reply was too slow.
 
         `asked` and `answered` are the times of the request and the reply, by `time.monotonic`.
         """
         if answered - asked > _ACCURATE:
-            return
+            return False
         now = monotonic()
         self._local_ahead = self._local() - now
         server_ahead = server - (asked + answered) / 2
@@ -161,21 +164,25 @@ class Clock:
         elif not is_skewed and self._warned_skew:
             self._warned_skew = 0.0
             logger.info("The clocks of this machine and Redis agree again")
+        return True
 
     async def follow(self, ask: Callable[[], Awaitable[float]], compared: Event) -> None:
         """Compare the clocks periodically, until cancelled.
 
         `ask` returns the server's time. `compared` is set after the first comparison, even a failed
-        one. If the server refuses the command, the method returns.
+        one. A slow reply is asked for again, because the first one may wait for the connection. If
+        the server refuses the command, the method returns.
         """
         due = 0.0
         while True:
             was_set = abs(self._local() - monotonic() - self._local_ahead) >= SKEW
             if was_set or monotonic() >= due:
-                asked = monotonic()
                 try:
-                    self.compare(await ask(), asked, monotonic())
-                    due = monotonic() + _COMPARE
+                    for _ in range(_TRIES):
+                        asked = monotonic()
+                        if self.compare(await ask(), asked, monotonic()):
+                            due = monotonic() + _COMPARE
+                            break
                 except ServerRefused as error:
                     logger.debug("Cannot compare the clocks of this machine and Redis: %s", error)
                     return

@@ -266,6 +266,7 @@ def test_jobs_are_cancelled_wherever_they_are(cli: CommandLine) -> None:
         "job 2 cannot be stopped by its worker, but will not be retried\n"
         "job 3 was cancelled\n"
     )
+    assert cli("jobs", "emails", "--state", "active").count("asked to stop") == 2
     third = queue.get_job("3")
     assert third is not None
     assert third.failed_reason == "cancelled: not needed"

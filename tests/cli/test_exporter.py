@@ -24,7 +24,7 @@ from taskbull.monitor.server import SyncServer
 from taskbull.observability import exporters
 from taskbull.observability.exporters import render
 from taskbull.observability.metrics import Snapshot
-from tests.cli.conftest import CommandLine, Shop
+from tests.cli.conftest import CommandLine, OpenCli, Shop
 from tests.dashboard.seeding import fail
 from tests.observability.scraping import Scrape, get, scrape
 from tests.servers.cluster import Cluster
@@ -190,7 +190,9 @@ def test_a_rate_is_known_from_stored_jobs_where_nobody_counts(
     assert 12 / 121 <= rate <= 12 / 60
 
 
-def test_a_user_who_may_only_read_is_enough(private_server: PrivateServers) -> None:
+def test_a_user_who_may_only_read_is_enough(
+    private_server: PrivateServers, open_cli: OpenCli
+) -> None:
     server = private_server()
     with closing(SyncQueue("emails", redis=server.url)) as queue:
         queue.add("send")
@@ -206,6 +208,14 @@ def test_a_user_who_may_only_read_is_enough(private_server: PrivateServers) -> N
         viewer = SyncServer(server.url.replace("redis://", "redis://viewer:pw@"))
         assert [group.id for group in viewer.groups("emails", limit=5)] == ["acme"]
         viewer.close()
+        cli = open_cli(server.url.replace("redis://", "redis://viewer:pw@"), "bull")
+        assert [each["id"] for each in cli.json("jobs", "emails")] == ["1", "2"]
+        assert cli.json("schedules") == []
+        assert not any(
+            each["check"] == "queue"
+            for each in cli.json("doctor", code=1)
+            if each["level"] == "problem"
+        )
         assert found.value("bullmq_connected_workers", queue="emails") == 0
         assert found.label("bullmq_redis_memory_used_bytes", "node")
         # Without INFO and CLIENT LIST, nothing is claimed about memory and workers.

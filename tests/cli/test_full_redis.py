@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from taskbull import Every
 from taskbull.core.job import Children
 from tests.cli.conftest import CommandLine, OpenCli
 from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers
@@ -69,3 +70,14 @@ def test_every_tool_names_the_cause(full: CommandLine) -> None:  # V30
     assert "! Redis refuses writes (its memory is full)" in top
     problems = [one for one in full.json("doctor", code=1) if "refuses" in one["message"]]
     assert [one["check"] for one in problems] == ["writing"], "the queues do not repeat it"
+
+
+def test_what_adds_a_job_says_what_to_do(full: CommandLine) -> None:
+    with redis.Redis.from_url(full.url) as admin:
+        admin.config_set("maxmemory", 0)
+        queue = full.queue("orders")
+        queue.upsert_schedule("nightly", Every(3600), queue.job("report"))
+        admin.config_set("maxmemory", 1)
+    said = full.fails("schedules", "run", "orders", "nightly")
+    assert "was not run: OOM" in said
+    assert "Raise maxmemory, or remove jobs" in said

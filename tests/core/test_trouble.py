@@ -6,10 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskbull.core.diagnosis import explain_queue, find_trouble
-from taskbull.core.queue_health import PauseNote, Throughput
-from taskbull.core.worker_record import BreakerRecord, WorkerRecord
+from taskbull.core.queue_health import PauseNote, RedisNode, Throughput, clock_ahead
+from taskbull.core.worker_record import BreakerRecord, Seen, WorkerRecord
+from taskbull.monitor.browse import ConnectedWorker, Workers
+from taskbull.monitor.inspect import QueueWatch
+from taskbull.scripts.browse import unknown_queue
 from tests.core.test_why import NOW, at, ms, queue
 
 OPEN = WorkerRecord(id="a", circuit=BreakerRecord("open"))
@@ -33,6 +37,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"records": [WorkerRecord(id="a", skew=-300.0)]},
         "the clock of worker a is 5 min behind Redis's",
     ),
+    ("own_clock", {}, {"ahead": 300.0}, "the clock of this machine is 5 min ahead of Redis's"),
     (  # Jobs that an operator cancelled are no problem.
         "failing",
         {"failed": minutes(14), "cancelled_share": 0.8},
@@ -71,7 +76,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             "silent": {"b": at(seconds=14)},
         },
         (
-            "1 of 2 workers connected but not responding for 14 s: the process is frozen, or a "
+            "worker b is connected but has not responded for 14 s: the process is frozen, or a "
             "task blocks its event loop"
         ),
     ),
@@ -178,6 +183,10 @@ def test_slots_of_workers_that_do_not_respond_are_not_busy_ones() -> None:
     assert queue(**waiting, silent={"b": at(seconds=14)}).busy_slots == 10
     none = queue(**waiting, silent={"a": at(seconds=14), "b": at(seconds=14)})
     assert none.busy_slots == 0
+    assert explain_queue(none)[0].text.startswith("All 2 workers are connected but do not respond")
+    some = explain_queue(queue(**waiting, silent={"b": at(seconds=14)}))
+    assert [reason.code for reason in some] == ["busy", "not_responding", "waiting"]
+    assert some[1].text.startswith("1 of 2 workers is connected but does not respond (for 14 s)")
     assert none.is_unresponsive
     assert (none.workers, none.python_workers, none.foreign) == (2, 2, 0)
 
@@ -193,6 +202,30 @@ def test_slots_of_jobs_that_lost_their_lock_are_named() -> None:
         "All 10 slots of the only worker are busy, 10 of them with jobs that lost their lock, "
         "whose result will be ignored. If they do not end, restart the worker."
     )
+
+
+def test_times_are_measured_by_the_clock_of_redis() -> None:
+    watch = QueueWatch("emails")
+    watch.sampled(replace(unknown_queue("emails", ""), problem=None, waiting_since=at(seconds=10)))
+    record = WorkerRecord(id="a", at_ms=ms(at(seconds=3)), running=1)
+    watch.seen = [Seen("a", record.at_ms, record)]
+    watch.workers = Workers({"emails": [ConnectedWorker("a", "", 0, 0)]})
+    late = NOW + timedelta(minutes=5)
+    assert "a" in watch.facts(late).silent
+    watch.nodes = [RedisNode("r", ahead=300.0)]
+    facts = watch.facts(late)
+    assert (facts.now, facts.silent, len(facts.records)) == (NOW, {}, 1)
+    assert [found.code for found in find_trouble(facts)] == ["own_clock"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ahead"),
+    [(1300.0, 1300.2, 300.1), (700.0, 700.0, -300.0), (1001.0, 1001.0, 0.0), (1000.0, 1010.0, 0.0)],
+)
+def test_the_clock_of_a_server_is_compared(before: float, after: float, ahead: float) -> None:
+    info = {"server_time_usec": "1000000000"}
+    assert clock_ahead(info, before, after) == pytest.approx(ahead)
+    assert clock_ahead({}, before, after) == 0
 
 
 def test_a_queue_that_stands_still_does_not_grow() -> None:

@@ -32,7 +32,7 @@ FLAGS = (
     "--disable-dev-shm-usage",
 )
 PATIENCE_MS = 90_000
-"""How long to wait for anything. Other programs may keep all cores busy."""
+"""Longest wait for an element or a page. Other programs may keep all cores busy."""
 
 expect.set_options(timeout=PATIENCE_MS)
 

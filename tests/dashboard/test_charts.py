@@ -82,7 +82,7 @@ async def test_a_chart_without_data_says_how_to_get_some(
 ) -> None:
     emails.add("send")
     page = (await visitor.get("queue?q=emails")).text
-    assert "Not recorded. Keep some finished jobs, or set metrics_data_points" in page
+    assert "No finished job is recorded. If jobs have finished, keep some, or set metrics" in page
     assert "These times come from completed jobs, and none of this period is stored" in page
 
 

@@ -23,7 +23,7 @@ from taskbull.dashboard.html import (
     url,
     visible,
 )
-from taskbull.dashboard.layout import ago, sparkline
+from taskbull.dashboard.layout import ago, prose, sparkline
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -130,3 +130,9 @@ def test_the_words_of_a_time_can_be_replaced(words: str) -> None:
     assert later.timeless == rendered.timeless
     assert read(later.markup).tags == read(rendered.markup).tags
     assert read(later.markup).text == f"since {visible(words)}."
+
+
+def test_words_between_backticks_are_code() -> None:
+    shown = render(p(prose("Start one with `taskbull worker`. <b>")))
+    assert shown == "<p>Start one with <code>taskbull worker</code>. &lt;b&gt;</p>"
+    assert render(p(prose("an odd ` is kept"))) == "<p>an odd ` is kept</p>"

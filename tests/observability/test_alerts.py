@@ -19,8 +19,10 @@ import redis
 
 from taskbull import App, Every, PermanentError, SyncQueue
 from taskbull.cli.commands.dashboard import ServerMetrics
+from taskbull.core.worker_record import WorkerRecord
 from taskbull.monitor.server import SyncServer
 from taskbull.observability.exporters import render
+from taskbull.scripts.records import record_worker
 from taskbull.store.server_process import ServerProcess
 from tests.observability.scraping import Scrape
 from tests.servers.kinds import PrivateServers
@@ -80,6 +82,22 @@ def well(server: ServerProcess) -> None:
         queue.add("send", delay=600)
 
 
+def leave_nothing() -> None:
+    """Do nothing, as a task."""
+
+
+def leave_unknown(server: ServerProcess) -> None:
+    """Let a worker skip a job whose task it does not have."""
+    app = App("shop", redis=server.url, queue="unattended")
+    app.task(leave_nothing)
+    with closing(SyncQueue("unattended", redis=server.url)) as queue:
+        queue.add("no_such_task")
+        anyio.run(partial(app.run_worker, burst=True, burst_wait=0))
+        record = WorkerRecord(id="w1", at_ms=int(time.time() * 1000), tasks=["leave_nothing"])
+        queue._stores.sync_store().run(record_worker(queue.keys, record))
+    app.close()
+
+
 def fail_some(server: ServerProcess) -> None:
     app = App("shop", redis=server.url, queue="failing", attempts=1)
 
@@ -119,6 +137,9 @@ def situations(server: ServerProcess, admin: Any) -> Iterator[tuple[str, Scrape]
         admin.zadd(unattended.keys.repeat, {scheduler: (time.time() - 600) * 1000})
     yield "TaskbullScheduleIsLate", sampled(server)
     unattended.obliterate(force=True)
+    leave_unknown(server)
+    yield "TaskbullTaskIsUnknown", sampled(server)
+    unattended.obliterate(force=True)
     unattended.add("send")
     admin.delete(unattended.keys.wait)
     admin.set(unattended.keys.wait, "no list")
@@ -151,6 +172,7 @@ ALARMING: dict[str, tuple[str, float, dict[str, str]]] = {
     "TaskbullJobsWaitTooLong": ("bullmq_oldest_job_age_seconds", 1000, {"queue": "unattended"}),
     "TaskbullQueueIsPaused": ("bullmq_queue_paused", 1, {"queue": "unattended"}),
     "TaskbullScheduleIsLate": ("bullmq_schedule_lateness_seconds", 600, {"queue": "unattended"}),
+    "TaskbullTaskIsUnknown": ("bullmq_unknown_task_jobs", 1, {"queue": "unattended"}),
     "TaskbullQueueIsUnreadable": ("bullmq_queue_readable", 0, {"queue": "unattended"}),
     "TaskbullRedisRefusesWrites": ("bullmq_redis_writes_refused", 1, {}),
     "TaskbullRedisIsLost": ("bullmq_redis_connection_status", 0, {}),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from anyio import Event, create_task_group
 from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
@@ -18,6 +19,7 @@ from taskbull.core.outcome import Verdict
 from taskbull.core.schedule import Every
 from taskbull.core.validation import to_ms
 from taskbull.errors import ConfigurationError, JobExpired, Snooze
+from taskbull.worker import run
 from taskbull.worker.run import Clock
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import LIMIT, HandClock, WorkerBed, echo, until
@@ -290,6 +292,26 @@ def test_a_clock_warns_again_when_the_difference_has_changed_a_lot(
     warned = [each.message for each in caplog.records if each.levelname == "WARNING"]
     seconds = [re.search(r"is ([\d.]+) s", message) for message in warned]
     assert [round(float(each[1])) for each in seconds if each] == [2, 2, 100, 200, 5]
+
+
+async def test_a_slow_first_answer_is_asked_for_again_before_jobs_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, asked, compared = skewed(300), list[bool](), Event()
+    monkeypatch.setattr(run, "_ACCURATE", -1.0)  # no answer is fast enough
+
+    async def ask() -> float:
+        asked.append(compared.is_set())
+        if len(asked) == 3:
+            monkeypatch.setattr(run, "_ACCURATE", 60.0)
+        return time.time()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(clock.follow, ask, compared)
+        await compared.wait()
+        tasks.cancel_scope.cancel()
+    assert asked == [False] * 3
+    assert abs(clock.wall_ms() / 1000 - time.time()) < 60
 
 
 def test_an_answer_that_took_long_tells_nothing_about_the_clock() -> None:

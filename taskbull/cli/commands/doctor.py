@@ -490,7 +490,9 @@ def check_queues(server: SyncServer, app: App | None = None) -> Iterator[Finding
         try:
             yield from _check_queue(server, queue, app)
         except (ServerRefused, ConfigurationError, SerializationError) as error:
-            yield problem("queue", f"{queue.name}: cannot be read: {error}", _REPAIR)
+            is_denied = isinstance(error, ServerRefused) and error.code == "NOPERM"
+            remedy = advice(error) if is_denied else _REPAIR
+            yield problem("queue", f"{queue.name}: cannot be read: {error}", remedy)
 
 
 _REPAIR = "look at the types of its keys, and who writes to them; the other queues are not affected"
@@ -510,7 +512,9 @@ def _check_queue(server: SyncServer, queue: QueueSample, app: App | None) -> Ite
     yield from _troubles(facts)
 
 
-_CHECKED = {"unreadable", "no_worker", "stalled", "paused", "split", "late", "refused"}
+_CHECKED = {
+    *("unreadable", "no_worker", "stalled", "paused", "split", "late", "refused", "own_clock")
+}
 """Codes of problems that `doctor` finds by itself, with more detail."""
 
 
@@ -613,7 +617,7 @@ def _is_stored(server: SyncServer, late: Sequence[Schedule]) -> bool:
 
 
 def _schedules(server: SyncServer, queue: QueueSample, app: App | None) -> Iterator[Finding]:
-    found = server.queue(queue.name).schedules()
+    found = server.schedules(queue.name)
     if app is not None and found:
         declared = app.declared_schedules
         if ids := [each.id for each in found if declared.no_longer_include(each)]:

@@ -29,6 +29,7 @@ from taskbull.cli.output import (
 from taskbull.cli.server import existing_queue, note_lost_servers, open_server
 from taskbull.core.diagnosis import Explanation, span
 from taskbull.core.keys import STATES, JobState, check_queue_name
+from taskbull.core.outcome import is_cancelled
 from taskbull.core.queue_health import plain
 from taskbull.core.steps import JobStep
 from taskbull.core.wire.job import JobCopy, check_copy, read_copy
@@ -113,7 +114,7 @@ def _list(
     server: SyncServer, queue: str, states: Sequence[JobState], offset: int, limit: int
 ) -> tuple[list[JobRow], int]:
     """Return jobs of some states, one state after the other, and the number of all."""
-    counts = server.queue(queue).counts()
+    counts = server.counts(queue)
     found: list[JobRow] = []
     total = 0
     for state in states:
@@ -276,7 +277,8 @@ def _about(row: JobRow) -> str | None:
             return f"due {row.due.astimezone():%Y-%m-%d %H:%M:%S}"
         case JobState.ACTIVE:
             since = "" if job.processed_on is None else f"{job.processed_on.astimezone():%H:%M:%S}"
-            return f"since {since}" + (f" at {job.processed_by}" if job.processed_by else "")
+            stop = "asked to stop, " if is_cancelled(job.deferred_failure) else ""
+            return f"{stop}since {since}" + (f" at {job.processed_by}" if job.processed_by else "")
         case JobState.PRIORITIZED:
             return f"priority {job.priority}"
         case _:

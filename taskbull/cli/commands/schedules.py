@@ -58,7 +58,7 @@ def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> Non
         with others_go_on(name, queue):
             if lost and (reason := lost.get(server.server_of(name))):
                 raise ConnectionLost(reason)
-            found += server.queue(name).schedules()
+            found += server.schedules(name)
     now = datetime.now(UTC)
     if as_json:
         show_json([describe_schedule(each, now) for each in found])

@@ -702,7 +702,10 @@ async def _busy(
     return await running_jobs(dashboard, ctx, state)
 
 
-_HOLDING: Final = {"no_worker", "stalled", "task_unknown"}
+_HOLDING: Final = {
+    *("no_worker", "not_responding", "refused", "stalled", "task_unknown", "wait_lost"),
+    "worker_gone",
+}
 """Reasons that need someone to act."""
 
 _LOOKS: Final = {
@@ -717,8 +720,8 @@ def _why(explained: Explanation, state: JobState = JobState.ACTIVE) -> h.Element
     look = "is-bad" if is_held else _LOOKS.get(state, "")
     first, *others = [reason.text for reason in explained.reasons]
     return h.section(
-        h.p(h.strong("Why: "), first),
-        [h.p("Also: ", other, class_="also") for other in others],
+        h.p(h.strong("Why: "), ui.prose(first)),
+        [h.p("Also: ", ui.prose(other), class_="also") for other in others],
         id="why",
         class_=f"card why {look}".rstrip(),
         aria_label="Why",

@@ -223,7 +223,8 @@ def about(ctx: RequestContext, row: JobRow) -> h.Node:
         first = (row.job.failed_reason or "").strip().partition("\n")[0]
         return h.span(first, class_="cut bad" if row.state is JobState.FAILED else "cut warn")
     if row.state is JobState.ACTIVE and row.job.processed_by:
-        return h.span("on ", h.code(row.job.processed_by), class_="cut")
+        stop = h.strong("asked to stop, ") if is_cancelled(row.job.deferred_failure) else None
+        return h.span(stop, "on ", h.code(row.job.processed_by), class_="cut")
     shown = row.result if row.state is JobState.COMPLETED else row.data
     text = " ".join(ctx.settings.redactor.show(shown).split())
     return h.code(text, class_="cut quiet")
@@ -338,7 +339,7 @@ def _newest(rows: Sequence[JobRow]) -> list[JobRow]:
 
 
 _TASKS_SHOWN = 6
-_ALSO_SHOWN = {"failing", "failed", "late", "mixed", "split"}
+_ALSO_SHOWN = {"failing", "failed", "late", "mixed", "split", "clock", "own_clock"}
 """Problems that do not keep jobs from running, so that the explanation does not have them."""
 
 _MANY = 0.05
@@ -482,8 +483,8 @@ def _why(state: QueueState) -> h.Element:
     first, *others = [*texts, *said] if is_worst else [*said, *texts]
     sign, word = HEALTH_SIGNS[state.health]
     return h.section(
-        h.p(h.span(sign, " ", word, class_=f"sign {state.health}"), " ", first),
-        [h.p(other, class_="also") for other in others],
+        h.p(h.span(sign, " ", word, class_=f"sign {state.health}"), " ", ui.prose(first)),
+        [h.p(ui.prose(other), class_="also") for other in others],
         id="queue-why",
         class_=f"card why is-{state.health}",
     )
