@@ -27,5 +27,7 @@ def _runs_by_default(file: str, name: str) -> bool:
     if not path.exists():
         return False
     source = path.read_text()
+    if re.search(r"^pytestmark = .*\bfull\b", source, re.MULTILINE):
+        return False
     found = re.search(rf"((?:^@.*\n)*)^(?:async )?def {name}\(", source, re.MULTILINE)
     return not name or (found is not None and "pytest.mark.full" not in found[1])

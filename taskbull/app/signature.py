@@ -127,16 +127,21 @@ def check_declaration(function: Callable[..., Any]) -> None:
 
 def _is_body_empty(function: Callable[..., Any]) -> bool:
     function = inspect.unwrap(function)
+    if not inspect.isfunction(function):
+        return False
+    name = function.__code__.co_name
     try:
         source = inspect.getsource(function)
         is_nested = source[:1].isspace()
         made: Any = ast.parse(f"if True:\n{source}" if is_nested else source).body[0]
+        made = made.body[0] if is_nested else made
     except (OSError, TypeError, SyntaxError, ValueError):  # There is no source code to read.
+        made = None
+    if not isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef) or made.name != name:
+        # From 3.13 on, `python -c` gives its own source for functions that `exec` made.
         # An empty body has no instructions that an empty function lacks.
-        return _instructions(function) <= _instructions(_empty) | _instructions(_aempty)
-    made = made.body[0] if is_nested else made
-    if not isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef):
-        return False  # A lambda.
+        allowed = _instructions(_empty) | _instructions(_aempty)
+        return name != "<lambda>" and _instructions(function) <= allowed
     # Linters remove the ellipsis after a docstring.
     has_docstring = ast.get_docstring(made) is not None
     body = [ast.dump(part) for part in made.body[has_docstring:]]

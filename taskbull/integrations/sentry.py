@@ -105,15 +105,7 @@ def _publish(spec: JobSpec[Any]) -> JobSpec[Any] | None:
 
 @contextmanager
 def _transaction(job: RunningJob) -> Generator[None]:
-    headers = job.headers
-    trace = {
-        name: headers[name]
-        for name in (SENTRY_TRACE_HEADER_NAME, BAGGAGE_HEADER_NAME)
-        if name in headers
-    }
-    transaction = sentry_sdk.continue_trace(
-        trace, op=OP.QUEUE_PROCESS, name=job.name, source="task", origin=_ORIGIN
-    )
+    transaction = _continued(job)
     postponed: Exception | None = None
     with sentry_sdk.start_transaction(transaction) as span:
         span.set_data(SPANDATA.MESSAGING_SYSTEM, _SYSTEM)
@@ -133,6 +125,26 @@ def _transaction(job: RunningJob) -> Generator[None]:
             raise
     if postponed is not None:
         raise postponed
+
+
+def _continued(job: RunningJob) -> Any:
+    """Return a transaction of the trace that the headers name, or of a new trace."""
+    trace = {
+        name: job.headers[name]
+        for name in (SENTRY_TRACE_HEADER_NAME, BAGGAGE_HEADER_NAME)
+        if name in job.headers
+    }
+    start = partial(
+        sentry_sdk.continue_trace,
+        op=OP.QUEUE_PROCESS,
+        name=job.name,
+        source="task",
+        origin=_ORIGIN,
+    )
+    try:
+        return start(trace)
+    except Exception:  # noqa: BLE001 - any producer can send headers that Sentry cannot read
+        return start({})
 
 
 # Failures

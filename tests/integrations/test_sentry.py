@@ -196,6 +196,25 @@ def parse(text: str) -> None:
     assert "secret" not in str(report)
 
 
+@pytest.mark.parametrize(
+    "baggage", ["sentry-sample_rate=1e400,sentry-sample_rand=inf", "=,=,;%zz", "sentry-" + "," * 99]
+)
+async def test_headers_that_sentry_cannot_read_fail_no_job(
+    app: App, anyio_backend: str, baggage: str
+) -> None:
+    sent = _sentry()
+
+    @app.task
+    async def work() -> int:
+        return 1
+
+    trace = {"sentry-trace": f"{'a' * 32}-{'b' * 16}-1", "baggage": baggage}
+    job = await app.queue("default").add("work", {}, headers=trace)
+    await app.run_worker(burst=True)
+    assert await job.aresult(timeout=LIMIT) == 1
+    assert [one["transaction"] for one in sent.of("transaction")] == ["work"]
+
+
 async def test_runs_of_a_schedule_check_in(app: App, anyio_backend: str) -> None:
     sent = _sentry()
 

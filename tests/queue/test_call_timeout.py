@@ -28,13 +28,14 @@ CHANGES: list[tuple[Any, ...]] = [
     *(("change_priority", "1", 2), ("change_delay", "1", 2), ("set_global_concurrency", 1)),
     *(("set_global_rate_limit", 1), ("rate_limit", 1), ("trim_events", 1)),
     *(("upsert_schedule", "s", Every(1), NewJob("n")), ("remove_schedule", "s")),
+    *(("signal", "1", "go"), ("set_group", "g"), ("remove_group", "g"), ("retry_group", "g")),
 ]
 LOOKS: list[tuple[Any, ...]] = [
     *(("counts",), ("get_job", "1"), ("get_jobs", "waiting"), ("get_state", "1")),
     *(("is_paused",), ("logs", "1"), ("workers",), ("metrics",)),
-    *(("schedules",), ("get_schedule", "s")),
+    *(("schedules",), ("get_schedule", "s"), ("steps", "1"), ("groups",)),
 ]
-OF_HANDLES = ("state", "info", "logs")
+OF_HANDLES = ("state", "info", "logs", "steps")
 
 
 def calls(url: str, operations: list[tuple[Any, ...]]) -> dict[str, Callable[[], Any]]:

@@ -157,8 +157,9 @@ async def test_a_large_reply_over_a_slow_network_arrives(  # F2
         else:
             async with open_store(parse(proxy.url), options) as store:
                 reply = await store.run(command("GET", prefix, key=prefix))
+        # Without the first link it would be `MaybeExecuted`. A busy machine may be silent for a
+        # second, and then a probe makes another.
         assert len(reply) == BIG
-        assert proxy.accepted == 1
 
 
 async def test_a_large_command_over_a_slow_network_arrives_and_so_do_those_behind_it(  # F2
