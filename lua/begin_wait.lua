@@ -38,6 +38,7 @@ local prefix, token, now, life, field, signal, record, due, can_end, child_id, n
 
 --- @include "check_job"
 --- @include "claim_steps"
+--- @include "keep_steps"
 --- @include "delete_job"
 --- @include "delayed_score"
 --- @include "add_delay_marker"
@@ -65,7 +66,7 @@ local function end_wait(rest, value)
     redis.call("HSET", steps, field, record) -- it ends as it begins
   end
   redis.call("HDEL", steps, "pending:" .. signal)
-  redis.call("PEXPIRE", steps, life)
+  keep_steps(job, steps, life)
   return { ended, value }
 end
 
@@ -119,7 +120,7 @@ local function add_child()
   if signal ~= "" then
     redis.call("HSET", steps, "pending:" .. signal, child_id)
   end
-  redis.call("PEXPIRE", steps, delay + tonumber(life))
+  keep_steps(job, steps, delay + tonumber(life))
   redis.call("INCRBY", counter, 1)
   redis.call("XADD", events, "MAXLEN", "~", event_limit(meta), "*", "event", "added",
     "jobId", child_id, "name", name)

@@ -17,6 +17,7 @@ local token, life, field, record = unpack(ARGV)
 
 --- @include "check_job"
 --- @include "claim_steps"
+--- @include "keep_steps"
 
 local refused = check_job(job, lock, token)
 if refused ~= 0 then
@@ -24,5 +25,5 @@ if refused ~= 0 then
 end
 claim_steps(job, steps, life)
 redis.call("HSET", steps, field, record)
-redis.call("PEXPIRE", steps, life)
+keep_steps(job, steps, life)
 return 0

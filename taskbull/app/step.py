@@ -79,6 +79,8 @@ def _decorate(
     backoff: Backoff | None,
     timeout: Duration | None,
 ) -> Callable[..., Any]:
+    if (kind := type(function)) in {staticmethod, classmethod}:
+        raise ConfigurationError(f"@step must be below @{kind.__name__}: {function!r}")
     if not inspect.isroutine(function):
         raise ConfigurationError(f"@step needs a function made by def or async def: {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

@@ -248,11 +248,12 @@ class RecordedJob:
                 self.state, self.due = JobState.WAITING, now
 
     def wait_due(self, now: float) -> float | None:
-        """Return the virtual time when the job's wait ends without a signal, or None."""
+        """Return the virtual time when the job runs again without a signal, or None."""
         if self.awaited is None or self.pending:
             return None
-        until = read_wait(self.steps[self.awaited]).until
-        return None if until is None else max(now, now + (until - self.wall_ms(now)) / 1000)
+        ends = (read_wait(self.steps[self.awaited]).until, self.as_job().expires_ms)
+        end_ms = min((each for each in ends if each is not None), default=None)
+        return None if end_ms is None else max(now, now + (end_ms - self.wall_ms(now)) / 1000)
 
     def open_stream(self, limit: int, life_ms: int) -> None:
         """Begin the items of a new attempt."""

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import redis
 from anyio import fail_after
@@ -415,6 +416,35 @@ async def test_concurrent_waits_continue_when_all_have_ended(app: App, waiting: 
             await job.asignal("b", "second")
             await job.asignal("a", "first")
             assert await job.aresult() == ["first", "second"]
+
+
+async def test_a_step_beside_a_long_wait_does_not_shorten_the_life_of_the_steps(
+    app: App, waiting: Waiting
+) -> None:
+    admin, keys = waiting.admin, waiting.keys
+
+    @step
+    async def work() -> int:
+        await until(lambda: admin.zcard(keys.delayed) == 1)
+        return 1
+
+    @app.task
+    async def run() -> None:
+        async def work_on() -> None:
+            with anyio.CancelScope(shield=True):
+                await work()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(work_on)
+            await anyio.lowlevel.checkpoint()
+            await current_job().await_signal("go", timeout=timedelta(days=30))
+
+    with fail_after(LIMIT):
+        async with app.worker().running():
+            job = await run.adelay()
+            await until(lambda: waiting.is_waiting(job))
+    assert {one.kind for one in await job.asteps()} == {"step", "signal"}
+    assert admin.pttl(keys.steps(job.id)) > timedelta(days=30).total_seconds() * 1000
 
 
 async def test_a_task_that_catches_all_exceptions_waits(app: App, waiting: Waiting) -> None:  # noqa: C901 - it declares tasks

@@ -522,6 +522,9 @@ def test_only_functions_that_return_once_can_be_steps() -> None:
     def generator() -> Any:
         yield 1
 
-    for wrong in (generator, int, "f"):
+    def plain() -> None: ...
+
+    above: Any = classmethod
+    for wrong in (generator, int, "f", staticmethod(plain), above(plain)):
         with pytest.raises(ConfigurationError, match="@step"):
             step(wrong)  # type: ignore[arg-type]

@@ -105,6 +105,18 @@ def test_a_job_is_shown_with_its_steps(cli: CommandLine, publishing: Publishing)
     assert (wait["kind"], wait["status"], wait["duration"]) == ("signal", "waiting", None)
 
 
+def test_the_time_of_a_wait_is_shown_until_its_job_ends(
+    cli: CommandLine, publishing: Publishing
+) -> None:
+    job = publishing.waiting(3600)
+    [_, wait] = job.steps()
+    assert wait.until is not None
+    until = wait.until.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    assert f"signal 'approval': waiting until {until}\n" in cli("job", "texts", job.id)
+    job.cancel()
+    assert "signal 'approval': not finished" in cli("job", "texts", job.id)
+
+
 def test_a_retry_can_forget_the_steps(
     cli: CommandLine, publishing: Publishing, url: str, prefix: str
 ) -> None:

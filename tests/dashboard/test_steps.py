@@ -60,6 +60,23 @@ async def test_the_job_page_shows_steps_and_sends_a_signal(
     assert "Skipped" in await visitor.said(await send(signal="approval", value="1"))
 
 
+async def test_a_wait_of_a_cancelled_job_has_no_button(
+    visitor: Visitor, server: Reachable, prefix: str
+) -> None:
+    app = App("texts", redis=server.url, prefix=prefix)
+
+    @app.task(queue="emails", attempts=1)
+    async def publish() -> None:
+        await current_job().await_signal("approval")
+
+    job = await publish.adelay()
+    await app.run_worker(["emails"], burst=True)
+    await job.acancel()
+    page = (await visitor.get(f"job?q=emails&id={job.id}")).text
+    assert "not finished" in page
+    assert "Send…" not in page
+
+
 async def test_a_job_without_steps_has_no_table(
     visitor: Visitor, server: Reachable, prefix: str
 ) -> None:

@@ -13,6 +13,7 @@ from taskbull import (
     Backoff,
     ConfigurationError,
     JobCancelled,
+    JobExpired,
     JobFailed,
     JobNotFound,
     JobState,
@@ -80,6 +81,24 @@ class Shop:
 @pytest.fixture
 def shop() -> Shop:
     return Shop()
+
+
+@pytest.mark.parametrize("timeout", [None, 100])
+def test_a_job_that_expires_while_it_waits_fails(timeout: float | None) -> None:
+    app = App("shop", redis=NOWHERE)
+
+    @app.task(expires=60)
+    async def publish() -> None:
+        await current_job().await_signal("approval", timeout=timeout)
+
+    with recorded(app) as box:
+        job = publish.delay()
+        box.run()
+        box.advance(59)
+        assert job.state() is JobState.WAITING_CHILDREN
+        box.advance(2, check=False)
+        with pytest.raises(JobExpired):
+            job.result()
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -231,7 +231,7 @@ def _show(details: JobDetails, why: str) -> None:
     for numbers, stack in _alike(job.stacktrace):
         noun = "attempts" if "to" in numbers else "attempt"
         show_section(f"Traceback, {noun} {numbers}", printable_lines(stack.rstrip("\n")))
-    show_section("Steps", [_step_line(step) for step in details.steps])
+    show_section("Steps", [_step_line(step, row.state) for step in details.steps])
     stream = details.stream
     if stream.count:
         items = [printable(each.shown) for each in stream.items]
@@ -239,12 +239,14 @@ def _show(details: JobDetails, why: str) -> None:
     show_section("Log", [line for each in details.logs for line in printable_lines(each)])
 
 
-def _step_line(step: JobStep) -> str:
+def _step_line(step: JobStep, state: JobState) -> str:
+    if step.is_waiting and state in {JobState.COMPLETED, JobState.FAILED}:
+        return printable(f"{step.label}: not finished")
     took = "" if step.duration is None else f" {'in' if step.kind == 'step' else 'after'} "
     took += "" if step.duration is None else span(step.duration)
     until = ""
     if step.is_waiting:
-        until = " without a limit" if step.until is None else f" until {step.until.isoformat()}"
+        until = " without a limit" if step.until is None else f" until {cell(step.until)}"
     return printable(f"{step.label}: {step.status}{took}{until}")
 
 

@@ -509,7 +509,9 @@ def _step(ctx: RequestContext, place: JobDetails, step: JobStep) -> h.Element:
     if step.is_waiting and step.until is not None:
         status = ["waiting until ", ui.clock(step.until)]
     button = None
-    if step.is_waiting and step.kind == "signal":
+    if step.is_waiting and place.row.state in _ENDED:
+        status = ["not finished"]
+    elif step.is_waiting and step.kind == "signal":
         fields = {"q": queue, "id": job_id, "signal": step.name}
         button = ui.ask_button(ctx, "signal", "Send…", fields, h.url("job", q=queue, id=job_id))
     return h.tr(
