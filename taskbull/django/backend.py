@@ -395,8 +395,12 @@ def _data(job: Job) -> dict[str, Any]:
 
 
 def _records(job: Job) -> list[dict[str, Any]]:
-    found = _data(job).get("attempts")
-    return cast("list[dict[str, Any]]", found) if isinstance(found, list) else []
+    found: Any = _data(job).get("attempts")
+    if not isinstance(found, list):
+        return []
+    records = cast("list[object]", found)
+    made = [cast("dict[str, Any]", each) for each in records if isinstance(each, dict)]
+    return [each for each in made if "error" in each]  # Other producers write what they like.
 
 
 def _status(state: JobState, job: Job) -> TaskResultStatus:
@@ -418,7 +422,7 @@ def _result_of(
 ) -> AnyResult:
     data, records = _data(job), _records(job)
     queue = str(data.get("queue") or task.queue_name)
-    task_errors = [_recorded_error(each) for each in records if "error" in each]
+    task_errors = [_recorded_error(each) for each in records]
     workers = [str(each.get("worker")) for each in records]
     started = [each.get("started_ms") for each in records]
     is_recorded = bool(records) and started[-1] == job.processed_ms

@@ -113,7 +113,7 @@ class Live(unittest.TestCase):
             self.assertEqual((len(result.errors), result.attempts), (3, 3), task.name)
 
     def test_a_job_of_another_producer(self) -> None:
-        job = app.sync_queue("default").add("shop.tasks.look", {"args": ["x"]})
+        job = app.sync_queue("default").add("shop.tasks.look", {"args": ["x"], "attempts": [1]})
         self.assertEqual(job.result(timeout=LIMIT)["id"], job.ref)
         result = default_task_backend.get_result(job.ref)
         self.assertEqual((result.args, result.kwargs, result.status), (["x"], {}, "SUCCESSFUL"))
