@@ -360,7 +360,7 @@ class ResultWatch:
         return waiter
 
     async def settle(self, job_id: str, found: Found | Exception) -> Ending:
-        """Return the final state of a job, from what a waiter was resumed with."""
+        """Return the final state of a job, from the value of its waiter."""
         if isinstance(found, Exception) and not isinstance(found, JobNotFound):
             raise found
         return await self._store.run(settle(self._keys, job_id, found))
@@ -670,7 +670,7 @@ class LoopContext:
             keys: Keys of the queue.
             job_id: Id of the job.
             timeout: Time limit in seconds for the whole wait.
-            expected: Ends of many jobs, one of which is this one.
+            expected: Ends of many jobs, including this one.
 
         Raises:
             JobFailed: If the job failed.
