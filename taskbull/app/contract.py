@@ -466,16 +466,21 @@ def _class_name(kind: Any) -> str:
 
 
 def _pascal(text: str) -> str:
-    known = "".join(char if f"a{char}".isidentifier() else "_" for char in text)
-    words = re.findall(r"[^_]+", known)
-    name = "".join(word[0].upper() + word[1:] for word in words)
+    name = "".join(word[0].upper() + word[1:] for word in _words(text))
     return f"_{name}" if name[:1].isdecimal() else name
 
 
 def _camel(text: str) -> str:
+    first, *_ = [*_words(text), ""]
+    start = re.match(r"[A-Z]+(?![a-z])|\D|", first)
+    size = 0 if start is None else start.end()
     name = _pascal(text)
-    start = re.match(r"[A-Z]+(?![a-z])|[A-Z]", name)
-    return name if start is None else start[0].lower() + name[start.end() :]
+    return name[:size].lower() + name[size:]
+
+
+def _words(text: str) -> list[str]:
+    known = "".join(char if f"a{char}".isidentifier() else "_" for char in text)
+    return re.findall(r"[^_]+", known)
 
 
 # The contract.

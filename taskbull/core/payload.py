@@ -17,6 +17,7 @@ import re
 import types
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Union, cast, get_args, get_origin
 
@@ -347,10 +348,11 @@ def _explain(value: object, path: str, error: Exception) -> NoReturn:
     elif isinstance(value, Mapping):
         reason = f"has a key that is not a string: {error}"
     else:
-        reason = f"is of type {type(value).__qualname__}, which cannot be serialized to JSON"
-        if isinstance(value, Iterator | AsyncIterator):
+        kind = cast("type[object]", type(value))
+        reason = f"is of type {kind.__qualname__}, which cannot be serialized to JSON"
+        if issubclass(kind, Iterator | AsyncIterator):
             reason += ": make a list of it, or let the function of the task yield"
-        reason += model_advice(type(value))
+        reason += model_advice(kind)
     raise SerializationError(f"{path} {reason}") from error
 
 
@@ -408,10 +410,13 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
         raise TypeError(
             f"an annotation of one of its fields cannot be resolved: {error}"
         ) from error
-    for custom in _custom_types(msgspec_types.type_info(kind), set()):
-        if not _is_constructible(custom):
-            name = f"{custom.__module__}.{custom.__qualname__}"
-            raise TypeError(f"JSON has no form for {name}{model_advice(custom)}")
+    for info in _parts_of(msgspec_types.type_info(kind), set()):
+        if isinstance(info, msgspec_types.CustomType) and not _is_constructible(info.cls):
+            name = f"{info.cls.__module__}.{info.cls.__qualname__}"
+            raise TypeError(f"JSON has no form for {name}{model_advice(info.cls)}")
+        if isinstance(info, msgspec_types.Field) and not info.encode_name.isascii():
+            # msgspec decodes such fields of dataclasses and TypedDicts only from builtin types.
+            decode = partial(_convert, kind)
 
     def read(raw: bytes) -> Any:
         try:
@@ -445,6 +450,10 @@ def _read_tolerantly(kind: Any, raw: bytes) -> Any:
         return msgspec.convert(value, kind, dec_hook=_construct, str_keys=True)
     except msgspec.ValidationError as error:
         raise _conversion_error(error, kind) from None
+
+
+def _convert(kind: Any, raw: bytes) -> Any:
+    return msgspec.convert(_decode(raw), kind, dec_hook=_construct, str_keys=True)
 
 
 def _construct(kind: type, value: Any) -> Any:
@@ -533,20 +542,19 @@ def _allowed(kind: Any) -> Iterator[Any]:
             yield from _allowed(part)
 
 
-def _custom_types(info: object, seen: set[int]) -> Iterator[type]:
-    """Return the classes in a type that msgspec does not know. The type may be recursive."""
+def _parts_of(info: object, seen: set[int]) -> Iterator[msgspec_types.Type | msgspec_types.Field]:
+    """Return a type and the types and fields in it. It may be recursive."""
     if id(info) in seen:
         return
     seen.add(id(info))
-    if isinstance(info, msgspec_types.CustomType):
-        yield info.cls
-    elif isinstance(info, msgspec_types.Type | msgspec_types.Field):
+    if isinstance(info, msgspec_types.Type | msgspec_types.Field):
+        yield info
         assert isinstance(info, Struct)  # noqa: S101 - for the type checker
         for field in info.__struct_fields__:
-            yield from _custom_types(getattr(info, field), seen)
+            yield from _parts_of(getattr(info, field), seen)
     elif isinstance(info, tuple):
         for part in cast("tuple[object, ...]", info):
-            yield from _custom_types(part, seen)
+            yield from _parts_of(part, seen)
 
 
 def _is_a(kind: type, of: type) -> bool:

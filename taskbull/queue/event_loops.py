@@ -367,7 +367,7 @@ class ResultWatch:
         return waiter
 
     async def settle(self, job_id: str, found: Found | Exception) -> Ending:
-        """Return the final state of a job, given the result of its waiter."""
+        """Return the final state of a job, from the value of its waiter."""
         if isinstance(found, Exception) and not isinstance(found, JobNotFound):
             raise found
         return await self._store.run(settle(self._keys, job_id, found))

@@ -27,7 +27,8 @@ CHUNK: Final = 50
 """Number of groups that one call reads. It takes Redis up to 2 ms."""
 
 LIST_CHUNK: Final = 500
-_PARTS, _HELD = 4, 3
+_PARTS: Final[int] = 4
+_HELD: Final[int] = 3
 
 MOST_GROUPS: Final = 20
 """Number of groups per queue with separate metrics."""

@@ -352,13 +352,14 @@ def test_a_fixed_expiry_is_refused() -> None:
     ("name", "key"),
     [
         ("send_email", "sendEmail"), ("emails.send-email", "emailsSendEmail"),
-        ("SendEmail", "sendEmail"), ("HTTPFetch", "httpfetch"), ("1st", "_1st"),
+        ("SendEmail", "sendEmail"), ("HTTPFetch", "httpFetch"), ("1st", "_1st"),
         ("über_weg", "überWeg"), ("delete", "delete"), ("a b", "aB"), ("_private", "private"),
+        ("a_b_c", "aBC"), ("e_mail", "eMail"), ("PDF", "pdf"), ("日本", "日本"), ("2_fa", "_2Fa"),
     ],
 )  # fmt: skip
 def test_a_task_has_an_identifier(name: str, key: str) -> None:
     document = contract_of(app_with(lambda: None, name=name))
-    assert document["tasks"][name]["key"].casefold() == key.casefold()
+    assert document["tasks"][name]["key"] == key
 
 
 def test_classes_may_have_the_names_of_tasks_and_of_the_module() -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypedDict
 from uuid import UUID
 
 import pytest
@@ -108,6 +108,38 @@ def test_a_value_arrives_as_its_annotation_says(app: App, annotation: Any, value
     got, back = through(app, annotation, value)
     assert got == back == value
     assert type(got) is type(back) is type(value)
+
+
+@dataclass
+class Parcel:
+    größe: int  # noqa: PLC2401 - the subject of the test
+    money: Money | None = None
+
+
+class Options(TypedDict):
+    größe: datetime  # noqa: PLC2401 - the subject of the test
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wrong"),
+    [
+        (Parcel, Parcel(5, Money(3)), {"größe": "5"}),
+        (dict[str, list[Parcel]], {"a": [Parcel(5)]}, {"a": [{"größe": None}]}),
+        (Options, Options(größe=datetime.fromisoformat("2026-01-02T03:04:05")), {"größe": 5}),
+    ],
+)
+def test_fields_may_have_names_beyond_ascii(app: App, kind: Any, value: Any, wrong: Any) -> None:
+    @app.task
+    def task(value: Any) -> Any:
+        return value
+
+    task.function.__annotations__.update(value=kind, **{"return": kind})
+    with recorded(app) as box:
+        job = task.delay(value)
+        box.run()
+        assert job.result() == value
+    with pytest.raises(InvalidArguments, match="größe"):
+        task.delay(wrong)
 
 
 def test_a_subclass_of_a_registered_type_is_stored_like_it(app: App) -> None:
