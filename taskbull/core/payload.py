@@ -348,9 +348,9 @@ def _explain(value: object, path: str, error: Exception) -> NoReturn:
     elif isinstance(value, Mapping):
         reason = f"has a key that is not a string: {error}"
     else:
-        kind = cast("type[object]", type(value))
+        kind: type[object] = type(value)
         reason = f"is of type {kind.__qualname__}, which cannot be serialized to JSON"
-        if issubclass(kind, Iterator | AsyncIterator):
+        if issubclass(kind, (Iterator, AsyncIterator)):
             reason += ": make a list of it, or let the function of the task yield"
         reason += model_advice(kind)
     raise SerializationError(f"{path} {reason}") from error

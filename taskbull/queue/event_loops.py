@@ -11,6 +11,7 @@ import time
 from asyncio import _get_running_loop  # pyright: ignore[reportPrivateUsage] - in its `__all__`
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from copy import copy
 from math import inf
 from time import monotonic
@@ -701,12 +702,55 @@ class LoopContext:
             raise not_in_time(keys, job_id, timeout, problem) from None
         return ending
 
-    async def follow(self, cursor: Cursor, idle: float) -> AsyncGenerator[list[Entry], None]:
-        """Yield the entries of a job's stream until the job has ended.
+    async def follow_with_pauses(
+        self, cursor: Cursor, idle: float
+    ) -> AsyncGenerator[list[Entry], None]:
+        """Yield the same as `follow`, and an empty list after `idle` seconds without entries.
 
-        Args:
-            cursor: Position in the stream.
-            idle: Seconds to wait for an entry before an empty list is yielded.
+        It does so even while Redis is unavailable.
+        """
+        page: list[Entry] | None = None
+        error: Exception | None = None
+        is_over = False
+        ready, taken = Event(), Event()
+        scope = CancelScope()
+
+        async def read() -> None:
+            nonlocal page, error, is_over, taken
+            with scope:
+                try:
+                    async with aclosing(self.follow(cursor)) as pages:
+                        async for entries in pages:
+                            page = entries
+                            ready.set()
+                            await taken.wait()
+                            taken = Event()
+                except Exception as problem:  # noqa: BLE001 - raised in the reader
+                    error = problem
+                finally:
+                    is_over = True
+                    ready.set()
+
+        spawn(read)
+        try:
+            while True:
+                with move_on_after(idle):
+                    await ready.wait()
+                if page is not None:
+                    new, page, ready = page, None, Event()
+                    taken.set()
+                    yield new
+                elif is_over:
+                    break
+                else:
+                    yield []
+        finally:
+            scope.cancel()
+        if error is not None:
+            raise error
+
+    async def follow(self, cursor: Cursor) -> AsyncGenerator[list[Entry], None]:
+        """Yield the entries of a job's stream until the job has ended.
 
         Raises:
             JobFailed: If the job failed.
@@ -719,9 +763,9 @@ class LoopContext:
         try:
             while True:
                 if not reader.is_behind:
-                    new = cursor.take(await reader.next(idle))
+                    new = cursor.take(await reader.next(BLOCK))
                     await self._look_again(reader, cursor)
-                    if new or not reader.is_behind:
+                    if new:
                         yield new
                     continue
                 ended, reader.is_behind, reader.entries = reader.ended, False, []

@@ -55,7 +55,7 @@ from taskbull.queue.streams import LOOK, Cursor, Items, OnRestart, follow, sse, 
 from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, Result, add_jobs
 from taskbull.scripts.call import REFUSALS, Call, Steps, again
 from taskbull.scripts.change import Signal, cancel, encode_signal, read_steps, send_signal
-from taskbull.scripts.read import BLOCK, Logs, get_job, get_logs, get_state
+from taskbull.scripts.read import Logs, get_job, get_logs, get_state
 from taskbull.scripts.streams import Entry
 
 if TYPE_CHECKING:
@@ -553,7 +553,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
             ...     first = await anext(items)
         """
         cursor = Cursor(self._keys, self.id)
-        return Items(cursor, self._read, on_restart).aread(self._aentries(cursor, BLOCK))
+        return Items(cursor, self._read, on_restart).aread(self._aentries(cursor))
 
     def sse(self, last_event_id: str | None = None) -> AsyncGenerator[str, None]:
         """Follow the job as server-sent events, for a streaming HTTP response.
@@ -583,7 +583,9 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
         self._check_own_queue(client)
         return follow(client.stores, cursor)
 
-    def _aentries(self, cursor: Cursor, idle: float) -> AsyncGenerator[list[Entry], None]:
+    def _aentries(
+        self, cursor: Cursor, idle: float | None = None
+    ) -> AsyncGenerator[list[Entry], None]:
         client = self._where
         self._check_own_queue(client)
         return _follow_in_loop(client, cursor, idle)
@@ -733,10 +735,12 @@ if TYPE_CHECKING:
 
 
 async def _follow_in_loop(
-    client: QueueClient, cursor: Cursor, idle: float
+    client: QueueClient, cursor: Cursor, idle: float | None
 ) -> AsyncGenerator[list[Entry], None]:
     # A handler of a web framework may run in a thread, and the response in an event loop.
-    async with aclosing(client.stores.loop.follow(cursor, idle)) as pages:
+    loop = client.stores.loop
+    found = loop.follow(cursor) if idle is None else loop.follow_with_pauses(cursor, idle)
+    async with aclosing(found) as pages:
         async for page in pages:
             yield page
 

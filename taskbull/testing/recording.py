@@ -177,7 +177,7 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         self.result()  # Raises the error of a job that failed or has not run.
 
     async def _aentries(
-        self, cursor: Cursor, idle: float | None
+        self, cursor: Cursor, idle: float | None = None
     ) -> AsyncGenerator[list[Entry], None]:
         for page in self._entries(cursor):
             yield page

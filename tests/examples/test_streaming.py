@@ -9,10 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from taskbull.store.address import parse
 from tests.examples.conftest import OpenExample
 from tests.examples.test_web import client_of
 from tests.interop.install import require_node_modules
 from tests.interop.node import HERE
+from tests.servers.proxy import Proxy
 
 ANSWER = "Why? Sunlight is scattered by the air, and blue light more than red light. "
 
@@ -57,6 +59,22 @@ def test_a_browser_follows_a_model(on_server: OpenExample) -> None:
         assert "EventSource" in client.get("/").text
         worker.stop()
         web.stop()
+
+
+@pytest.mark.full
+def test_a_web_server_stops_with_an_open_stream_while_redis_is_away(on_server: OpenExample) -> None:
+    place = on_server("streaming")
+    redis = parse(place.env["TASKBULL_REDIS_URL"]).endpoints[0]
+    with Proxy((redis.host, redis.port)) as proxy:
+        place.env["TASKBULL_REDIS_URL"] = proxy.url
+        web = place.python("-m", "uvicorn", "chat_web:api", "--port", "0")
+        with web, client_of(web) as client:
+            job_id = client.post("/prompts", json={"prompt": "Why?"}).json()["id"]
+            proxy.black_hole()
+            with client.stream("GET", f"/prompts/{job_id}/events") as response:
+                lines = response.iter_lines()
+                assert next(lines) == "retry: 1000"
+                web.stop()
 
 
 @pytest.mark.full
