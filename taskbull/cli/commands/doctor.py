@@ -154,9 +154,13 @@ def check_rights(
     server: SyncServer, known: Sequence[str], lost: Container[Node] = ()
 ) -> Iterator[Finding]:
     """Try every command on each server that holds a queue, and the keys that queues share."""
+    is_refused = False
     for node, queue in _places(server, known).items():
-        if node not in lost:
-            yield from _check(server, node, queue)
+        for finding in () if node in lost else _check(server, node, queue):
+            is_refused = is_refused or finding.check == "writing"
+            yield finding
+    if is_refused:  # The shared keys would only be refused for the same reason.
+        return
     try:
         server.try_shared_keys()
     except ServerRefused as error:
