@@ -65,6 +65,10 @@ _BY_CODE = {
 }
 
 
+LOST_NODE = "start this node of the Cluster, or promote its replica; the other nodes answer"
+"""Advice for a queue on a node that does not answer while others do."""
+
+
 def advice(error: TaskbullError, server: SyncServer | None = None) -> str:
     """Return what to do about an error, or an empty string.
 
@@ -77,9 +81,18 @@ def advice(error: TaskbullError, server: SyncServer | None = None) -> str:
         return _about_certificate(message)
     if "max number of clients" in message:
         return "raise maxclients, or close connections: CLIENT LIST shows who opened them"
+    if server is not None and server.namespace.address.clustered and _some_answer(server):
+        return LOST_NODE
     if any(words in message for words in ("refused", "not known", "No such file")):
         return f"start a server, or set its address: {_settings()}; embedded:// needs none"
     return _about_the_other_side(server)
+
+
+def _some_answer(server: SyncServer) -> bool:
+    try:
+        return bool(server.lost_servers())  # raises if none answers
+    except TaskbullError:
+        return False
 
 
 def _about_refusal(error: ServerRefused) -> str:

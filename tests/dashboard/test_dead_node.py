@@ -173,6 +173,23 @@ def test_a_first_look_without_an_event_loop_finds_the_living_nodes(  # S5
 
 
 @pytest.mark.parametrize(("scene", "how"), [KILLED], indirect=["scene"])
+def test_the_doctor_examines_the_living_nodes(scene: Scene, how: str) -> None:  # V32
+    scene.strike(how)
+    where = ("--redis", scene.cluster.url, "--prefix", scene.prefix)
+    done = CliRunner().invoke(commands, ["doctor", *where], prog_name="taskbull")
+    assert done.exit_code == 1
+    lost = f"127.0.0.1:{scene.doomed.port}, one of 3 masters, does not answer"
+    assert lost in done.stdout
+    assert "promote its replica" in done.stdout
+    for name in scene.alive:
+        assert f"{name}: 1 waiting" in done.stdout
+        assert f"{name}: 1 job waiting, but no worker is connected" in done.stdout
+    words = ["why", scene.dead[0], *where]
+    done = CliRunner().invoke(commands, words, prog_name="taskbull")
+    assert "Start this node of the Cluster, or promote its replica" in done.stderr
+
+
+@pytest.mark.parametrize(("scene", "how"), [KILLED], indirect=["scene"])
 def test_an_exporter_shows_the_living_nodes(scene: Scene, how: str) -> None:
     server = SyncServer(scene.cluster.url, prefix=scene.prefix, call_timeout=CALL_TIMEOUT)
     metrics = ServerMetrics(server)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from taskbull.app.app import App
 from taskbull.cli.app_loading import app_argument, find_app_of_server, server_options
-from taskbull.cli.errors import FAILED, advice, note
+from taskbull.cli.errors import FAILED, LOST_NODE, advice, note
 from taskbull.cli.output import cell, json_option, plural, printable, show_json
 from taskbull.cli.server import open_server
 from taskbull.core.diagnosis import find_trouble
@@ -150,10 +150,17 @@ carefully.
 """
 
 
-def check_rights(server: SyncServer, known: Sequence[str]) -> Iterator[Finding]:
+def check_rights(
+    server: SyncServer, known: Sequence[str], lost: Container[Node] = ()
+) -> Iterator[Finding]:
     """Try every command on each server that holds a queue, and the keys that queues share."""
+    is_refused = False
     for node, queue in _places(server, known).items():
-        yield from _check(server, node, queue)
+        for finding in () if node in lost else _check(server, node, queue):
+            is_refused = is_refused or finding.check == "writing"
+            yield finding
+    if is_refused:  # The shared keys would only be refused for the same reason.
+        return
     try:
         server.try_shared_keys()
     except ServerRefused as error:
@@ -475,7 +482,9 @@ _LATE = timedelta(minutes=1)
 """Tolerated delay of a scheduled run, because workers may be busy."""
 
 
-def check_queues(server: SyncServer, app: App | None = None) -> Iterator[Finding]:
+def check_queues(
+    server: SyncServer, app: App | None = None, lost: Container[Node] = ()
+) -> Iterator[Finding]:
     """Check all queues and report which clients use them."""
     try:
         found = server.survey()
@@ -488,7 +497,7 @@ def check_queues(server: SyncServer, app: App | None = None) -> Iterator[Finding
         yield warning("workers", "the server does not list its clients (CLIENT LIST)")
     for queue in found:
         try:
-            yield from _check_queue(server, queue, app)
+            yield from _check_queue(server, queue, app, lost)
         except (ServerRefused, ConfigurationError, SerializationError) as error:
             is_denied = isinstance(error, ServerRefused) and error.code == "NOPERM"
             remedy = advice(error) if is_denied else _REPAIR
@@ -498,9 +507,12 @@ def check_queues(server: SyncServer, app: App | None = None) -> Iterator[Finding
 _REPAIR = "look at the types of its keys, and who writes to them; the other queues are not affected"
 
 
-def _check_queue(server: SyncServer, queue: QueueSample, app: App | None) -> Iterator[Finding]:
+def _check_queue(
+    server: SyncServer, queue: QueueSample, app: App | None, lost: Container[Node]
+) -> Iterator[Finding]:
     if queue.problem is not None:
-        yield problem("queue", f"{queue.name}: cannot be read: {queue.problem}", _REPAIR)
+        remedy = LOST_NODE if server.server_of(queue.name) in lost else _REPAIR
+        yield problem("queue", f"{queue.name}: cannot be read: {queue.problem}", remedy)
         return
     yield _who(queue)
     facts = server.facts(queue.name)
@@ -740,17 +752,22 @@ def _examine(app: str | None, redis: str | None, prefix: str | None) -> Iterator
     if service := identify([end.host for end in server.namespace.address.endpoints]):
         yield from check_service(service, _place(server))
     try:
-        yield from _reach(server)
+        lost = server.lost_servers()
+        yield from _reach(server, lost)
     except TaskbullError as error:
         yield problem("redis", f"{server.address} cannot be used: {error}", advice(error, server))
         return
-    try:
-        for node in server.servers():
-            yield from check_server(server, node)
-        yield from check_rights(server, [] if found is None else found.queues)
-        yield from check_queues(server, found)
-    except TaskbullError as error:
-        yield problem("redis", f"{server.address} became unavailable during the checks: {error}")
+    checks = [check_server(server, node) for node in server.servers() if node not in lost]
+    checks.append(check_rights(server, [] if found is None else found.queues, lost))
+    checks.append(check_queues(server, found, lost))
+    for check in checks:
+        try:
+            yield from check
+        except TaskbullError as error:
+            if not lost:  # Otherwise the other checks concern the nodes that answer.
+                text = f"{server.address} became unavailable during the checks: {error}"
+                yield problem("redis", text)
+                return
 
 
 def _app(app: App | None) -> Finding:
@@ -760,15 +777,18 @@ def _app(app: App | None) -> Finding:
     return ok("app", f"{app.name} has {plural(len(app.tasks), 'task')}; its queues: {queues}")
 
 
-def _reach(server: SyncServer) -> Iterator[Finding]:
-    """Check that Redis answers, and report its topology."""
+def _reach(server: SyncServer, lost: Mapping[Node, str]) -> Iterator[Finding]:
+    """Check that Redis answers, and report its topology and the nodes that do not answer."""
     server.ping()
     yield ok("redis", f"{server.address} is reachable")
     nodes = server.servers()
+    for node, reason in lost.items():
+        text = f"{node}, one of {plural(len(nodes), 'master')}, does not answer, so its queues "
+        yield problem("redis", f"{text}cannot be used: {reason}", LOST_NODE)
     address = server.namespace.address
     match address.topology:
         case "cluster":
-            yield _cluster(server, nodes)
+            yield _cluster(server, nodes, next(node for node in nodes if node not in lost))
         case "sentinel":
             named = f"the sentinels name {nodes[0]} the primary of {address.service}"
             yield ok("topology", named)
@@ -780,8 +800,8 @@ def _reach(server: SyncServer) -> Iterator[Finding]:
             assert_never(address.topology)
 
 
-def _cluster(server: SyncServer, nodes: Sequence[Node]) -> Finding:
-    state = server.cluster_info(nodes[0])
+def _cluster(server: SyncServer, nodes: Sequence[Node], asked: Node) -> Finding:
+    state = server.cluster_info(asked)
     message = f"a Redis Cluster with {plural(len(nodes), 'master')}"
     slots = state.get("cluster_slots_ok", "?")
     if state.get("cluster_state") != "ok":
