@@ -396,8 +396,9 @@ def _data(job: Job) -> dict[str, Any]:
 
 def _records(job: Job) -> list[dict[str, Any]]:
     found = _data(job).get("attempts")
-    listed = cast("list[Any]", found) if isinstance(found, list) else []
-    return [each for each in listed if isinstance(each, dict)]  # Others may have written it.
+    listed = cast("list[object]", found) if isinstance(found, list) else []
+    # Others may have written it.
+    return [cast("dict[str, Any]", each) for each in listed if isinstance(each, dict)]
 
 
 def _status(state: JobState, job: Job) -> TaskResultStatus:
