@@ -80,8 +80,8 @@ EXTRA: dict[str, tuple[set[str], str]] = {
     "errors.py": ({"re"}, "the class of a job's error is read from its stack trace"),
     "core/job.py": ({"contextvars"}, "the job of the running code is a context variable"),
     "core/outcome.py": (
-        {"logging", "os", "pathlib"},
-        "frames are known by their paths; the row of an outcome has the level of its log line",
+        {"gc", "logging", "os", "pathlib", "sys", "threading"},
+        "frames are listed and known by their paths; an outcome has the level of its log line",
     ),
     "core/fingerprint.py": ({"hashlib"}, "like errors are known by a digest"),
     "core/wire/schedule.py": ({"hashlib"}, "BullMQ 3 and 4 name runs by a digest"),

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import types
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import PurePath
@@ -348,9 +348,9 @@ def _explain(value: object, path: str, error: Exception) -> NoReturn:
     elif isinstance(value, Mapping):
         reason = f"has a key that is not a string: {error}"
     else:
-        kind: type[object] = type(value)
+        kind = type(value)
         reason = f"is of type {kind.__qualname__}, which cannot be serialized to JSON"
-        if issubclass(kind, (Iterator, AsyncIterator)):
+        if hasattr(kind, "__next__") or hasattr(kind, "__anext__"):
             reason += ": make a list of it, or let the function of the task yield"
         reason += model_advice(kind)
     raise SerializationError(f"{path} {reason}") from error

@@ -467,7 +467,8 @@ def _as_enqueued(alias: str, task: AnyTask, queue: str, job: Job) -> AnyTask:
 
 def _recorded_error(record: Mapping[str, Any]) -> TaskError:
     return TaskError(
-        exception_class_path=str(record["error"]), traceback=str(record.get("traceback", ""))
+        exception_class_path=_loaded_error(str(record["error"])),
+        traceback=str(record.get("traceback", "")),
     )
 
 
@@ -485,15 +486,41 @@ def _stored_error(job: Job) -> TaskError:
         known = getattr(builtins, name, None)
         is_error = isinstance(known, type) and issubclass(known, BaseException)
         name = _path(cast("type", known) if is_error else errors.JobFailed)
-    return TaskError(exception_class_path=name, traceback=f"{stack}\n")
+    return TaskError(exception_class_path=_loaded_error(name), traceback=f"{stack}\n")
 
 
 _CLASS = re.compile(r"([A-Za-z_][\w.<>]*)(?:: |$)")
 
 
 def _task_of(path: str) -> AnyTask | None:
-    """Return the task at a module path, or None if the path leads to something else."""
-    return _declared.get(path) or _as_task(import_string(path))
+    """Return the task at a module path, or None if the path leads to something else.
+
+    Data in Redis must not cause any other import than those of a worker.
+
+    Raises:
+        ImportError: If there is no such task, or its module is not imported.
+    """
+    module = path.rpartition(".")[0]
+    if path in _declared:
+        return _declared[path]
+    if module not in sys.modules and module not in _task_modules():
+        raise ImportError(f"the module of task {path!r} is not imported")
+    return _as_task(import_string(path))
+
+
+def _task_modules() -> set[str]:
+    return {f"{config.name}.tasks" for config in apps.get_app_configs()}
+
+
+def _loaded_error(path: str) -> str:
+    """Return the path of an exception class, or `JobFailed` if no imported module has it.
+
+    Django imports the module that an error names, and others may have written the path.
+    """
+    module, _, name = path.rpartition(".")
+    known = getattr(sys.modules.get(module), name, None)
+    is_error = isinstance(known, type) and issubclass(known, BaseException)
+    return path if is_error else _path(errors.JobFailed)
 
 
 def _as_task(value: object) -> AnyTask | None:
@@ -504,8 +531,8 @@ def _path(kind: type[Any]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _time(ms: int | None) -> datetime | None:
-    if ms is None:
+def _time(ms: object) -> datetime | None:
+    if not isinstance(ms, int):  # Others may have written it.
         return None
     at = instant_from_ms(ms)
     return at if settings.USE_TZ or at is None else timezone.make_naive(at)

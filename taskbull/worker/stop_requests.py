@@ -10,6 +10,7 @@ effect. If a request does not arrive, the next heartbeat finds the cancellation.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 from anyio import create_task_group, get_running_tasks, move_on_after, sleep
+from anyio.abc import TaskGroup
 
 from taskbull.core.job import JobStack
 from taskbull.core.outcome import format_stack
@@ -110,6 +112,10 @@ CLIENT: Final = "taskbull:requests:"
 _REPLY_TIMEOUT = 5.0
 """Seconds to find and send a job's stack. Its client waits as long."""
 
+_STACKS_AT_ONCE = 10
+"""Number of stacks of one queue that are found and sent concurrently. Other requests are dropped,
+because anyone who can write to the queue can send any number of them."""
+
 
 async def watch_requests(
     consumers: Sequence[Consumer],
@@ -127,6 +133,7 @@ async def watch_requests(
     connection = context.store.blocking(next(iter(by_stream)), name)
     known: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
+    reports = _StackReports()
     try:
         async with create_task_group() as tasks:
             while True:
@@ -149,7 +156,7 @@ async def watch_requests(
                         if request.has_ended:
                             hooks.wake()
                         elif request.stack_id:
-                            tasks.start_soon(_report_stack, by_stream[stream].context, request)
+                            reports.start(tasks, by_stream[stream].context, request)
                         elif request.quiet is not None:
                             on_quiet(by_stream[stream], request.quiet)
                         else:
@@ -181,13 +188,25 @@ def _warn(consumers: Sequence[Consumer], error: ServerRefused) -> None:
     )
 
 
-async def _report_stack(context: QueueContext, request: StopRequest) -> None:
-    """Send the stack of a job to the client that asked for it, if the job runs here."""
-    run = context.runs.find(request.job_id, request.token)
-    if run is None:
-        return
-    # The client can ask again.
-    with move_on_after(_REPLY_TIMEOUT), suppress(TaskbullError):
-        found = await find_stack(context, run)
-        raw = msgspec.json.encode(found)
-        await context.store.run(write_stack(context.keys, request.stack_id, raw))
+class _StackReports:
+    """Finds stacks of running jobs and sends them to the clients that asked for them."""
+
+    def __init__(self) -> None:
+        self._active: Counter[QueueContext] = Counter()
+
+    def start(self, tasks: TaskGroup, context: QueueContext, request: StopRequest) -> None:
+        """Send the stack of a job, if the job runs here."""
+        run = context.runs.find(request.job_id, request.token)
+        if run is not None and self._active[context] < _STACKS_AT_ONCE:
+            self._active[context] += 1
+            tasks.start_soon(self._send, context, run, request.stack_id)
+
+    async def _send(self, context: QueueContext, run: Run, stack_id: str) -> None:
+        try:
+            # The client can ask again.
+            with move_on_after(_REPLY_TIMEOUT), suppress(TaskbullError):
+                found = await find_stack(context, run)
+                raw = msgspec.json.encode(found)
+                await context.store.run(write_stack(context.keys, stack_id, raw))
+        finally:
+            self._active[context] -= 1

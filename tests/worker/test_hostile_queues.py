@@ -142,6 +142,22 @@ async def test_a_request_for_a_stack_names_no_key_outside_its_queue(bed: WorkerB
         assert [key for key in keys if admin.exists(key)] == [victim, f"{bed.prefix}-session"]
 
 
+async def test_a_flood_of_requests_for_stacks_is_dropped(bed: WorkerBed) -> None:  # S13
+    admin: Any = bed.admin
+    handle = await bed.queue.add("work")
+    async with bed.worker(forever, shutdown_timeout=0).running():
+        await bed.record.wait_for(events.Started)
+        fields = {"stack": handle.id, "token": admin.get(bed.keys.lock(handle.id))}
+        together = admin.pipeline()
+        for number in range(2000):
+            together.xadd(requests_key(bed.keys), fields | {"request": f"r{number}"})
+        await to_thread.run_sync(together.execute)
+        assert await bed.queue.cancel(handle.id, "enough") is Cancelled.REQUESTED
+        await bed.record.wait_for(events.Failed)  # all requests before it have been read
+    # Two pages, or three if the first one is short.
+    assert len(admin.keys(f"{bed.keys.base}tb:stack:*")) <= 30
+
+
 async def test_a_request_in_one_queue_leaves_the_others_of_a_worker_as_they_are(
     bed: WorkerBed,
 ) -> None:

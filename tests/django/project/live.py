@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import unittest
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 from shop import tasks
 from shop.models import Order
+
+from taskbull import JobFailed
 
 if django.VERSION >= (6,):
     from django.tasks import TaskResultStatus, default_task_backend
@@ -201,6 +204,18 @@ class Live(unittest.TestCase):
         call_command("taskbull", "remove", "default", result.id.partition(":")[2], "--yes")
         with self.assertRaisesRegex(Exception, "does not exist|not exist|found"):
             result.refresh()
+
+    def test_a_job_of_another_program_imports_nothing(self) -> None:
+        queue = app.sync_queue("default")
+        foreign = queue.add("this.s", {"args": [], "kwargs": {}}, delay=3600)
+        with self.assertRaisesRegex(Exception, "'this.s' is not imported"):
+            default_task_backend.get_result(foreign.ref)
+        attempts = [5, {"error": "this.s", "traceback": "", "started_ms": "soon"}]
+        data = {"args": ["x"], "kwargs": {}, "attempts": attempts}
+        odd = queue.add(tasks.look.module_path, data, delay=3600)
+        [error] = default_task_backend.get_result(odd.ref).errors
+        self.assertIs(error.exception_class, JobFailed)
+        self.assertNotIn("this", sys.modules)
 
     def test_tasks_of_an_app_after_a_commit(self) -> None:
         for task in (tasks.ship, tasks.aship):
