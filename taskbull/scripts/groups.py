@@ -27,8 +27,7 @@ CHUNK: Final = 50
 """Number of groups that one call reads. It takes Redis up to 2 ms."""
 
 LIST_CHUNK: Final = 500
-_PARTS: Final[int] = 4
-_HELD: Final[int] = 3
+_PARTS, _HELD = 4, 3
 
 MOST_GROUPS: Final = 20
 """Number of groups per queue with separate metrics."""
@@ -156,7 +155,8 @@ def survey_groups(queue: QueueKeys, now_ms: int, limit: int | None = None) -> St
     part, position = 1, 0
     while part > 0:
         before = part
-        part, position, waiting, running = yield _list(queue, part, position)
+        listed: _Listed = yield _list(queue, part, position)
+        part, position, waiting, running = listed
         active.update(running)
         (held if before == _HELD else ready).update(waiting)
         if limit is not None and part == before:  # Skip the rest of this part.
