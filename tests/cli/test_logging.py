@@ -18,7 +18,7 @@ from taskbull import App
 {config}
 app = App("shop", redis={url!r}, prefix={prefix!r})
 
-@app.task(attempts=1)
+@app.task(attempts=1, process={process})
 def fail() -> None:
     logging.getLogger("shop").warning("about to fail")
     raise KeyError("no such card")
@@ -42,10 +42,25 @@ def url(shared_servers: SharedServers) -> str:
     return shared_servers.emptied(KINDS[0]).url
 
 
-def lines(tmp_path: Path, url: str, config: str, *flags: str) -> list[str]:
+ROOT = DISABLING.replace('"version": 1,', '"version": 1, "disable_existing_loggers": False,')
+
+ONE_LOGGER = """
+logging.config.dictConfig({
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"own": {"format": "OWN %(name)s %(message)s"}},
+    "handlers": {"err": {"class": "logging.StreamHandler", "formatter": "own"}},
+    "loggers": {"shop": {"handlers": ["err"], "level": "INFO", "propagate": False}},
+})
+"""
+
+
+def lines(tmp_path: Path, url: str, config: str, *flags: str, process: bool = False) -> list[str]:
     """Run a failing job with a worker whose app has this configuration; return its log."""
     prefix = f"test-{uuid.uuid4().hex}"
-    (tmp_path / "shop.py").write_text(APP.format(config=config, url=url, prefix=prefix))
+    (tmp_path / "shop.py").write_text(
+        APP.format(config=config, url=url, prefix=prefix, process=process)
+    )
     called = run("-A", "shop:app", "call", "fail", cwd=tmp_path)
     assert called.returncode == 0, called.stderr
     done = run("worker", "shop:app", "--burst", "--no-supervisor", *flags, cwd=tmp_path)
@@ -102,6 +117,16 @@ def test_what_a_handler_of_the_application_writes_is_not_repeated(
     assert any("failed permanently" in line for line in found)
 
 
+@pytest.mark.parametrize("config", [BASIC, ROOT, ONE_LOGGER])
+def test_the_handlers_of_the_application_write_what_a_pool_process_logs(
+    tmp_path: Path, url: str, config: str
+) -> None:
+    found = lines(tmp_path, url, config, process=True)
+    said = [line for line in found if "about to fail" in line and "logging.get" not in line]
+    assert [line.startswith("OWN") for line in said] == [True]
+    assert "stderr" not in said[0]
+
+
 def test_logging_can_be_left_to_the_application(tmp_path: Path, url: str) -> None:
     found = lines(tmp_path, url, DISABLING, "--no-logging")
     assert not any("OWN taskbull" in line for line in found)
@@ -133,7 +158,7 @@ def test_a_file_configures_logging(tmp_path: Path, url: str, name: str) -> None:
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, url: str, text: str, told: str) -> None:
-    (tmp_path / "shop.py").write_text(APP.format(config="", url=url, prefix="x"))
+    (tmp_path / "shop.py").write_text(APP.format(config="", url=url, prefix="x", process=False))
     (tmp_path / "log.json").write_text(text)
     done = run("worker", "shop:app", "--burst", "--log-config", "log.json", cwd=tmp_path)
     assert done.returncode != 0

@@ -608,6 +608,7 @@ class Child:
         """Load the app, and run calls inside its lifespans until the worker sends no more."""
         self._hello = hello
         self._app, self._dispatch = _load_app(hello)
+        _send_records(self._worker)  # The app's modules may have configured logging.
         resources = Resources(self._app.registry, in_process=True)
         with lifespans_open(resources, hello.backend) as yielded, job_thread():
             self._resources_of = partial(resources.of, yielded)
@@ -746,9 +747,19 @@ def _catch_faults(descriptor: int) -> None:
     faulthandler.register(signal.SIGTERM, descriptor, all_threads=False, chain=True)
 
 
+def _send_records(worker: WorkerConnection) -> None:
+    """Send all log records to the worker, which has the same handlers, and only there."""
+    root = logging.getLogger()
+    for logger in [root, *logging.Logger.manager.loggerDict.values()]:
+        if isinstance(logger, logging.Logger):
+            logger.handlers[:] = []
+            logger.propagate = True
+    root.addHandler(WorkerLogHandler(worker.send))
+
+
 def _set_up_logging(worker: WorkerConnection, hello: Hello) -> None:
     root = logging.getLogger()
-    root.addHandler(WorkerLogHandler(worker.send))
+    _send_records(worker)
     root.setLevel(hello.log_level)
     # Do not send lines that the worker would not log.
     logging.disable(hello.log_disabled)
