@@ -158,7 +158,7 @@ def survey_groups(queue: QueueKeys, now_ms: int, limit: int | None = None) -> St
         listed: _Listed = yield _list(queue, part, position)
         part, position, waiting, running = listed
         active.update(running)
-        (held if before == _HELD else ready).update(waiting)
+        (ready if before < _HELD else held).update(waiting)
         if limit is not None and part == before:  # Skip the rest of this part.
             part, position = part + 1, 0
             if part > _PARTS:
