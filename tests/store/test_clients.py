@@ -107,7 +107,7 @@ async def test_an_async_client_of_a_cluster() -> None:
 def test_a_client_may_ask_somebody_for_its_password() -> None:
     provider = redis.UsernamePasswordCredentialProvider("u", "p")
     client = redis.Redis(credential_provider=provider)
-    assert address_of(client).credentials.within(5).words == ("AUTH", "u", "p")
+    assert address_of(client).credentials.within(10).words == ("AUTH", "u", "p")
 
 
 @pytest.mark.parametrize("wrong", [5, {"host": "h", "password": "hush"}, ["redis://h"], object()])
