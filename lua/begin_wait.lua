@@ -44,6 +44,7 @@ local prefix, token, now, life, field, signal, record, due, can_end, child_id, n
 --- @include "add_delay_marker"
 --- @include "event_limit"
 --- @include "undo_add"
+--- @include "update_waits"
 
 local refused = check_job(job, lock, token)
 if refused ~= 0 then
@@ -65,7 +66,7 @@ local function end_wait(rest, value)
   if redis.call("HEXISTS", steps, field) == 0 then
     redis.call("HSET", steps, field, record) -- it ends as it begins
   end
-  redis.call("HDEL", steps, "pending:" .. signal)
+  update_waits(steps, signal, child_id)
   keep_steps(job, steps, life)
   return { ended, value }
 end
@@ -118,7 +119,7 @@ local function add_child()
     "delay", delay, "priority", 0, "parentKey", job, "parent", parent)
   redis.call("HSET", steps, field, record)
   if signal ~= "" then
-    redis.call("HSET", steps, "pending:" .. signal, child_id)
+    update_waits(steps, signal, nil, child_id)
   end
   keep_steps(job, steps, delay + tonumber(life))
   redis.call("INCRBY", counter, 1)

@@ -19,8 +19,8 @@
 -- RETURNS
 --   0, or -1 if there is no such job, -3 if it has ended
 -- EFFECTS
---   the next wait for the signal takes it. If the job waits for it now, the wait's child job is
---   removed, and the job is released unless it waits for other children as well
+--   the next wait for the signal takes it. If the job waits for it now, the child job of the first
+--   such wait is removed, and the job is released unless it waits for other children as well
 
 local job, steps, completed, failed, delayed, waiting_children = unpack(KEYS)
 local prefix, job_id, now, life, signal, value, call_id, again = unpack(ARGV)
@@ -35,6 +35,7 @@ local MOST_CHECKED = 10000
 --- @include "assert_can_remove"
 --- @include "delete_job"
 --- @include "release_parent"
+--- @include "update_waits"
 
 if not is_hash(job) then
   return -1
@@ -45,7 +46,7 @@ if not has_ended then
 end
 local fields = redis.call("HMGET", steps, "count:" .. signal, "taken:" .. signal,
   "pending:" .. signal)
-local count, taken, child_id = finite(fields[1]) or 0, finite(fields[2]) or 0, fields[3]
+local count, taken, packed = finite(fields[1]) or 0, finite(fields[2]) or 0, fields[3]
 local is_stored = false
 -- Another program may have written any count.
 for number = count, again == "1" and math.max(1, count - MOST_CHECKED) or count + 1, -1 do
@@ -55,10 +56,12 @@ end
 if has_ended then
   return is_stored and 0 or -3
 end
-local child = prefix .. (child_id or "")
-local is_waiting = child_id and redis.call("ZSCORE", delayed, child_id) and is_child(child, job)
-if is_waiting then
-  assert_can_remove(delayed)
+local child, child_id
+for _, id in ipairs(packed and cmsgpack.unpack(packed) or {}) do
+  if not child and redis.call("ZSCORE", delayed, id) and is_child(prefix .. id, job) then
+    child, child_id = prefix .. id, id
+    assert_can_remove(delayed)
+  end
 end
 if not is_stored then
   count = count + 1
@@ -68,7 +71,7 @@ end
 if redis.call("PTTL", steps) < tonumber(life) then
   redis.call("PEXPIRE", steps, life)
 end
-if not is_waiting or count <= taken then
+if not child or count <= taken then
   return 0
 end
 local dependencies = job .. ":dependencies"
@@ -81,5 +84,5 @@ if is_waiting_for(job, child) then
 end
 redis.call("ZREM", delayed, child_id)
 delete_job(child)
-redis.call("HDEL", steps, "pending:" .. signal)
+update_waits(steps, signal, child_id)
 return 0

@@ -9,7 +9,7 @@ A job's steps are fields of one hash, which only taskbull reads and writes:
     sent:<name>#<n>          a signal: the id of the call that sent it, a colon, and its value
     count:<name>             number of signals that were sent
     taken:<name>             number of signals that waits have taken
-    pending:<name>           id of the child job of the current wait
+    pending:<name>           ids of the child jobs of the current waits, packed
     child:<field of a wait>  id of its child job, if another job has the usual one
 
 Code that calls steps in sequence calls them in the same order in each run, so each call has a

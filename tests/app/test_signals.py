@@ -418,6 +418,34 @@ async def test_concurrent_waits_continue_when_all_have_ended(app: App, waiting: 
             assert await job.aresult() == ["first", "second"]
 
 
+@pytest.mark.parametrize("early", [0, 1, 2])
+async def test_concurrent_waits_for_one_name_take_a_signal_each(
+    app: App, waiting: Waiting, early: int
+) -> None:
+    @app.task
+    async def collect(votes: int) -> list[str]:
+        found: list[str] = []
+
+        async def vote() -> None:
+            found.append(await current_job().await_signal("vote", str))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(votes):
+                group.start_soon(vote)
+        return sorted(found)
+
+    with fail_after(LIMIT):
+        async with app.worker().running():
+            job = await collect.adelay(3)
+            for number in range(early):
+                await job.asignal("vote", str(number))
+            await until(lambda: waiting.is_waiting(job))
+            for number in range(early, 3):
+                await job.asignal("vote", str(number))
+            assert await job.aresult() == ["0", "1", "2"]
+    assert waiting.admin.zcard(waiting.keys.delayed) == 0
+
+
 async def test_a_step_beside_a_long_wait_does_not_shorten_the_life_of_the_steps(
     app: App, waiting: Waiting
 ) -> None:
