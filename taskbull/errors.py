@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -194,7 +193,6 @@ class InvalidArguments(TaskbullError, TypeError, ValueError):
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _RETRY: Final = f"{__name__}.Retry"
 _GROUP: Final = f"  + Exception Group {_TRACEBACK}"
-_MEMBER: Final = re.compile(r" +\+(?:-\+)?-+ (\d+|\.\.\.) -+")
 
 
 def _class_in(stack: str) -> str | None:
@@ -216,7 +214,8 @@ def _class_in(stack: str) -> str | None:
 
 def _lines_of_group(lines: list[str]) -> list[str]:
     """Return the lines that begin with a group's class, or with that of its only member."""
-    members = {at: match[1] for at, line in enumerate(lines) if (match := _MEMBER.fullmatch(line))}
+    members = {at: line.strip(" +-") for at, line in enumerate(lines) if line.lstrip()[:2] == "+-"}
+    members = {at: number for at, number in members.items() if number}  # Not the line at the end.
     has_one = set(members.values()) == {"1"}  # Or the member is such a group.
     texts = [line.lstrip()[2:] for line in lines]  # Each line begins with a vertical bar.
     if has_one:
