@@ -56,6 +56,7 @@ from taskbull.errors import (
     RateLimited,
     Retry,
     Snooze,
+    TransientError,
     WaitForChildren,
 )
 
@@ -272,7 +273,9 @@ def _categorize(error: BaseException, policy: RetryPolicy, notes: list[str]) -> 
     if policy.fail_on is not None and any(isinstance(one, policy.fail_on) for one in leaves(error)):
         return Category.PERMANENT
     if policy.retry_on is not None:
-        retried = all(isinstance(one, policy.retry_on) for one in leaves(error))
+        # A TransientError asks for a retry.
+        kinds: tuple[type[Exception], ...] = (TransientError, *policy.retry_on)
+        retried = all(isinstance(one, kinds) for one in leaves(error))
         return Category.TRANSIENT if retried else Category.PERMANENT
     if policy.classify is None or isinstance(error, JobControl):
         return classify(error)

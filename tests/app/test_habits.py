@@ -19,6 +19,7 @@ from taskbull import (
     PermanentError,
     Retry,
     TaskGroup,
+    TransientError,
     current_job,
 )
 from taskbull.errors import ConfigurationError, EnqueueError, JobFailed, TaskbullError
@@ -57,6 +58,8 @@ def attempts(app: App, error: Exception, **options: Any) -> int:
         (ValueError(), {"retry_on": (ConnectionError,)}, 1),
         (ValueError(), {"retry_on": ()}, 1),
         (Retry(after=0), {"retry_on": (ConnectionError,)}, 3),
+        (TransientError("busy"), {"retry_on": (ConnectionError,)}, 3),
+        (TransientError("busy"), {"fail_on": (TransientError,)}, 1),
         (PermanentError("no"), {"retry_on": (PermanentError,)}, 1),
         (PermissionError(), {"retry_on": (PermissionError,)}, 3),
         (ValueError(), {"fail_on": ValueError}, 1),

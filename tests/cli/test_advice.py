@@ -1,4 +1,4 @@
-"""What doctor and a worker's panel say of a Redis that is there and does not serve."""
+"""Messages of doctor and of workers when Redis answers but refuses to work."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def diagnose(open_cli: OpenCli, url: str) -> str:
         ({"rename-command": "EVALSHA nothing"}, "unknown command", "needs scripts (EVALSHA"),
     ],
 )
-def test_a_server_that_refuses_to_write_is_a_problem(  # G4
+def test_a_server_that_refuses_to_write_is_a_problem(  # G4.
     private_server: PrivateServers,
     open_cli: OpenCli,
     kind: str,
@@ -88,7 +88,7 @@ def test_a_replica_does_not_look_fine(
         wait_until(lambda: client.info("replication")["master_link_status"] == "up", "replicates")
     text = diagnose(open_cli, replica.url)
     assert "connect to its primary" in text
-    assert "became unavailable" not in text  # The other checks go on.
+    assert "became unavailable" not in text  # Doctor makes the other checks.
     assert "READONLY" in panel(replica.url)
 
 
