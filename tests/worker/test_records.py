@@ -93,7 +93,7 @@ async def test_a_job_that_lost_its_lock_still_uses_a_slot(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "BUSY", 0.05)
-    monkeypatch.setattr(records, "PULSE", 0.05)
+    monkeypatch.setattr(records, "CHECK_INTERVAL", 0.05)
     may_end = anyio.Event()
 
     async def hang(_: Any) -> None:
