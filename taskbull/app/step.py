@@ -81,7 +81,7 @@ def _decorate(
 ) -> Callable[..., Any]:
     if (kind := type(function)) in {staticmethod, classmethod}:
         raise ConfigurationError(f"@step must be below @{kind.__name__}: {function!r}")
-    if not inspect.isroutine(function):
+    if not inspect.isroutine(function) or inspect.isbuiltin(function):
         raise ConfigurationError(f"@step needs a function made by def or async def: {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(f"@step cannot store the results of generator {function!r}")

@@ -349,7 +349,7 @@ def takes(function: Callable[..., object], count: int) -> bool:
     return True
 
 
-def check_listener(kind: object, listener: object, *, thread: bool = False) -> None:
+def check_listener(kind: object, listener: Any, *, thread: bool = False) -> None:
     """Raise `ConfigurationError` unless the listener can be called with events of this class."""
     if not _is_event(kind):
         raise refusal("event", "be a class of taskbull.events", kind)

@@ -50,7 +50,7 @@ from taskbull.core.outcome import (
     is_cancelled,
 )
 from taskbull.core.steps import JobStep, check_signal_name, steps_of
-from taskbull.core.validation import Duration, did_you_mean, refusal, seconds
+from taskbull.core.validation import Duration, check_type, did_you_mean, refusal, seconds
 from taskbull.core.wire.job import encode_data
 from taskbull.errors import JobFailed, JobNotFound, NotRecorded, TaskbullError
 from taskbull.queue.handle import JobHandle, ReadResult
@@ -449,6 +449,7 @@ class Box:
     def _put_signal(
         self, job: JobHandle[Any] | RecordedJob | str, name: str, value: object
     ) -> None:
+        check_type("the job", job, (RecordedJob, JobHandle, str), "be a handle or an id")
         recorded: RecordedJob | None
         if isinstance(job, RecordedJob):
             recorded = job

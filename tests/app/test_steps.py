@@ -525,6 +525,6 @@ def test_only_functions_that_return_once_can_be_steps() -> None:
     def plain() -> None: ...
 
     above: Any = classmethod
-    for wrong in (generator, int, "f", staticmethod(plain), above(plain)):
+    for wrong in (generator, int, "f", max, staticmethod(plain), above(plain)):
         with pytest.raises(ConfigurationError, match="@step"):
             step(wrong)  # type: ignore[arg-type]

@@ -161,6 +161,8 @@ def test_signals_to_no_job_and_to_an_ended_one_are_refused(shop: Shop) -> None:
         job = shop.pack.delay(0)
         with pytest.raises(JobNotFound):
             box.signal("nothing", "address")
+        with pytest.raises(ConfigurationError, match="the job must be a handle"):
+            box.signal(5, "address")  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="signal name must not contain ':'"):
             box.signal(job, "a:b")
         box.run()
