@@ -200,10 +200,11 @@ def decode_options(text: bytes) -> StoredOptions:
     # Most jobs of a queue have the same options: 0.1 µs instead of 0.7. Only their groups differ.
     if len(text) > _CACHED_BYTES:
         return _read(text)
-    others, found, group = text.rpartition(_GROUP_START)
-    if found and group.endswith(b"}}"):
-        with suppress(ValueError, msgspec.DecodeError, RecursionError):
-            return _with_group(_cached(others + b"}"), _decode_group(b'{"id":' + group[:-1]))
+    if text.endswith(b"}}"):
+        others, found, group = text.rpartition(_GROUP_START)
+        if found:
+            with suppress(ValueError, msgspec.DecodeError, RecursionError):
+                return _with_group(_cached(others + b"}"), _decode_group(b'{"id":' + group[:-1]))
     return _cached(text)
 
 
