@@ -304,7 +304,7 @@ def test_a_queue_that_no_task_has_is_refused_unless_any_is_welcome(folder: Path,
     words = ("worker", "-A", "tasks:app", "-q", "defualt", "--burst")
     done = run(*words, cwd=folder, env=env)
     assert done.returncode == 2
-    assert "has no task in queue defualt (did you mean default?)" in done.stderr
+    assert "has no task in queue 'defualt' (did you mean default?)" in done.stderr
     with redis.Redis.from_url(url) as admin:
         assert admin.keys("bull:defualt:*") == []
     done = run(*words, "--any-queue", cwd=folder, env=env)
@@ -353,7 +353,7 @@ def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
     assert done.returncode == 0, done.stderr
     done = run("worker", "-A", "tasks:app", "--autoscale=10,3", cwd=folder, env=env)
     assert done.returncode == 2
-    assert "There is no --autoscale here: -c" in done.stderr
+    assert "No such option: --autoscale. Use -c" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def walk(cron: CronLine, zone: str, start: int, steps: int) -> int | None:
         times = (shown.second, cron.seconds), (shown.minute, cron.minutes), (shown.hour, cron.hours)
         return all(value in values for value, values in times)
 
-    latest, made_up = wall(start) - second, None
+    latest, made_up = wall(start - 1), None
     for instant in range(start, start + steps):
         shown = wall(instant)
         left_out = (latest + second * n for n in range(1, (shown - latest) // second))

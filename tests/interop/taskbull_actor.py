@@ -16,6 +16,7 @@ from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import TaskbullError
 from taskbull.scripts import browse, change, cycle, read, removal, schedulers
 from taskbull.scripts.call import Request, Steps
+from taskbull.scripts.read import ChildCounts
 from tests.interop import our_schedules
 from tests.interop.actor import TOKEN, Behaviour, Options
 from tests.interop.node import UNDEFINED, Node, Refused, Version
@@ -311,4 +312,4 @@ class TaskbullActor(NodeActor):
 
     def dependency_counts(self, job_id: str) -> dict[str, int]:
         found = self.run(browse.find_job(self.keys, job_id))
-        return structs.asdict(found.children) if found else {}
+        return structs.asdict(found.children if found else ChildCounts(0, 0, 0, 0))

@@ -95,6 +95,8 @@ class SentinelSet:
         for server in (*self.servers, *self.sentinels):
             if server.running:
                 server.resume()
+            elif server in self.servers:
+                self._start(server)
             else:
                 server.start()
         wait_until(lambda: self._serving() is not None, "the sentinels agree on the master", 30.0)
@@ -105,11 +107,19 @@ class SentinelSet:
         master = self.master
         for server in self.servers:
             if not server.running:
-                server.start()
+                self._start(server)
             if server is not master and _run(server, "ROLE")[0] == "master":
                 # Sentinels do it too, but only after they have watched it for eight seconds.
                 _run(server, "REPLICAOF", HOST, str(master.port))
+        wait_until(self._is_in_sync, "replicas are in sync", 60.0)
+        for server in self.servers:
+            _run(server, "CONFIG SET", "replica-priority", "100")
         wait_until(self._is_ready, "sentinels know each other, and replicas are in sync", 60.0)
+
+    def _start(self, server: ServerProcess) -> None:
+        """Start a killed server, which is empty: no sentinel may make it the master yet."""
+        server.start()
+        _run(server, "CONFIG SET", "replica-priority", "0")
 
     def _agreed(self) -> ServerProcess | None:
         ports = {self._master_port(sentinel) for sentinel in self.sentinels if sentinel.running}
@@ -121,27 +131,30 @@ class SentinelSet:
         alive = master is not None and master.running and _run(master, "ROLE")[0] == "master"
         return master if alive else None
 
-    def _is_ready(self) -> bool:
+    def _is_in_sync(self) -> bool:
         master = self._serving()
-        if master is None:
-            return False
         followers = [server for server in self.servers if server is not master]
-        return all(_follows(server, master) for server in followers) and all(
-            self._sees_all(sentinel) for sentinel in self.sentinels
-        )
+        return master is not None and all(_follows(server, master) for server in followers)
+
+    def _is_ready(self) -> bool:
+        return self._is_in_sync() and all(map(self._sees_all, self.sentinels))
 
     def _sees_all(self, sentinel: ServerProcess) -> bool:
         known = _pairs(_run(sentinel, "SENTINEL MASTER", NAME))
-        following = [_pairs(row)["flags"] for row in _run(sentinel, "SENTINEL REPLICAS", NAME)]
+        replicas = [_pairs(row) for row in _run(sentinel, "SENTINEL REPLICAS", NAME)]
+        following = [(row["flags"], row["slave-priority"]) for row in replicas]
         return (
             known["flags"] == "master"
             and int(known["num-other-sentinels"]) == len(self.sentinels) - 1
-            and following == ["slave"] * (len(self.servers) - 1)
+            and following == [("slave", "100")] * (len(self.servers) - 1)
         )
 
     def _await_master_other_than(self, old: ServerProcess) -> ServerProcess:
+        # One that still thinks that the master is down may begin another failover.
         wait_until(
-            lambda: self._serving() not in (None, old), "the sentinels agree on a new master", 180.0
+            lambda: self._serving() not in (None, old) and all(map(_sees_master, self.sentinels)),
+            "the sentinels agree on a new master",
+            180.0,
         )
         return self.master
 
@@ -163,6 +176,10 @@ class SentinelSet:
 
     def _master_port(self, sentinel: ServerProcess) -> int:
         return int(_run(sentinel, "SENTINEL GET-MASTER-ADDR-BY-NAME", NAME)[1])
+
+
+def _sees_master(sentinel: ServerProcess) -> bool:
+    return bool(_pairs(_run(sentinel, "SENTINEL MASTER", NAME))["flags"] == "master")
 
 
 def _follows(server: ServerProcess, master: ServerProcess) -> bool:

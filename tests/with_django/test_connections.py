@@ -111,6 +111,7 @@ async def test_connections_that_are_still_good_are_kept_from_job_to_job(app: App
     assert used[0] is used[1]
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # `sync_to_async` needs it
 async def test_connections_are_closed_around_hooks_too(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
