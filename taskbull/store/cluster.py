@@ -97,11 +97,11 @@ def read_slots(reply: Reply, asked: Endpoint) -> dict[int, Endpoint]:
                 f"{asked} is not a node of a Redis Cluster: use a redis:// URL"
             )
         raise ConnectionLost(f"{asked}: {reply}")
-    return {
-        slot: Endpoint(host.decode() if host else asked.host, port)
-        for first, last, (host, port, *_), *_replicas in reply
-        for slot in range(first, last + 1)
-    }
+    nodes: dict[int, Endpoint] = {}
+    for first, last, (host, port, *_), *_replicas in reply:
+        node = Endpoint(host.decode() if host else asked.host, port)
+        nodes.update(dict.fromkeys(range(first, last + 1), node))
+    return nodes
 
 
 def no_guide(reasons: Sequence[str]) -> ConnectionLost:

@@ -27,7 +27,7 @@ def readers(node: Node) -> list[str]:
 
 
 async def test_tasks_of_several_queues_stream(cluster: Cluster, prefix: str) -> None:
-    app = App("shop", redis=cluster.url, prefix=prefix)
+    app = App("shop", redis=cluster.url, prefix=prefix, enqueue_timeout=60)
 
     @app.task
     async def count(to: int) -> AsyncIterator[int]:
@@ -45,7 +45,7 @@ async def test_tasks_of_several_queues_stream(cluster: Cluster, prefix: str) -> 
 
 
 async def test_tasks_of_several_queues_have_steps_and_waits(cluster: Cluster, prefix: str) -> None:
-    app = App("shop", redis=cluster.url, prefix=prefix)
+    app = App("shop", redis=cluster.url, prefix=prefix, enqueue_timeout=60)
     calls: list[str] = []
 
     @step
@@ -73,7 +73,7 @@ async def test_tasks_of_several_queues_have_steps_and_waits(cluster: Cluster, pr
 
 
 async def test_tasks_of_several_queues_give_their_results(cluster: Cluster, prefix: str) -> None:
-    app = App("shop", redis=cluster.url, prefix=prefix)
+    app = App("shop", redis=cluster.url, prefix=prefix, enqueue_timeout=60)
 
     @app.task
     async def double(number: int) -> int:
@@ -92,7 +92,7 @@ async def test_a_result_is_waited_for_while_its_queue_moves(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # F12
     monkeypatch.setattr(protocol, "PATIENCE", 0.2)
-    app = App("shop", redis=cluster.url, prefix=prefix)
+    app = App("shop", redis=cluster.url, prefix=prefix, enqueue_timeout=60)
     started, go = Event(), Event()
 
     @app.task
