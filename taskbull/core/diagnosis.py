@@ -82,7 +82,7 @@ def holding(
     Args:
         queue: Facts about the queue.
         task: Task name to check against the tasks that the workers know, or "" to skip that check.
-        unclaimed: First and last time when a worker fetched the job without knowing its task.
+        unknown_task: First and last time when a worker fetched the job without knowing its task.
         state: State of the job. Limits on starts are reported only for jobs that wait to start.
     """
     if queue.refusal:

@@ -47,7 +47,7 @@ async def read_action(ctx: RequestContext, name: str | None = None) -> tuple[Das
     """Return the submitted action and the form.
 
     Args:
-        visit: The request.
+        ctx: The request.
         name: Action to use instead of the one that the form names.
 
     Raises:
