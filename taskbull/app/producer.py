@@ -346,6 +346,7 @@ class Producer:
         return self._kept(self._sync_queues, name, SyncQueue)
 
     def _kept(self, kept: dict[str, Q], name: str, kind: type[Q]) -> Q:
+        check_type("queue name", name, str, "be a string")
         if (queue := kept.get(name)) is None:
             queue = kept[name] = kind.of(self.client(name), self._timeout)
         return queue

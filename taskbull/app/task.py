@@ -61,10 +61,19 @@ from taskbull.app.signature import (
 from taskbull.core import payload
 from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.groups import CostRule, GroupRule
-from taskbull.core.job import Children, ExecutionMode, Growing, Need, NewJob, Source, children_of
+from taskbull.core.job import (
+    Children,
+    ExecutionMode,
+    Growing,
+    Need,
+    NewJob,
+    Source,
+    children_of,
+    source_name,
+)
 from taskbull.core.keys import check_queue_name
 from taskbull.core.options import DedupRule, JobOptions, OnFailure, with_dedup_key, with_group
-from taskbull.core.validation import check_keywords, check_text, refusal
+from taskbull.core.validation import check_keywords, refusal
 from taskbull.errors import ConfigurationError, InvalidArguments
 from taskbull.observability.provider import current_tracer, in_this_span
 from taskbull.queue.handle import BlockingCheck, JobHandle
@@ -167,7 +176,7 @@ def from_child(task: Source[Any] | str) -> Any:
         >>> @app.task
         ... async def resize(width: int, path: str = from_child(download)) -> str: ...
     """
-    return Received(_name("from_child", task), one=True)
+    return Received(source_name("from_child", task), one=True)
 
 
 @overload
@@ -187,7 +196,7 @@ def from_children(task: Source[Any] | str) -> Any:
         ... async def total(counts: list[int] = from_children(count)) -> int:
         ...     return sum(counts)
     """
-    return Received(_name("from_children", task), one=False)
+    return Received(source_name("from_children", task), one=False)
 
 
 def needs_of(binder: Binder) -> Sequence[Need]:
@@ -229,12 +238,6 @@ class ChildResultReader:
             f"{self._task}(): argument '{self.parameter}' needs the result of exactly one child "
             f"'{self.child}', got {len(results)} results"
         )
-
-
-def _name(function: str, task: Source[Any] | str) -> str:
-    if isinstance(task, str):
-        return check_text(f"the task of {function}", task)
-    return check_text(f"the task of {function}", getattr(task, "name", task))
 
 
 # Converting a call to a job: shared by a task and its variants

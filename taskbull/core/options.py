@@ -29,7 +29,7 @@ from taskbull.core.groups import (
     read_cost,
     read_group_id,
 )
-from taskbull.core.keys import MAX_DUE_MS, MAX_PRIORITY, MAX_SAFE_INTEGER, RESERVED_IDS
+from taskbull.core.keys import MAX_DUE_MS, MAX_PRIORITY, RESERVED_IDS
 from taskbull.core.validation import (
     Duration,
     check_bool,
@@ -375,7 +375,7 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         self._check_time()
         check_int("priority", self.priority, least=0, most=MAX_PRIORITY)
         check_bool("lifo", self.lifo)
-        check_int("attempts", self.attempts, least=1, most=MAX_SAFE_INTEGER)
+        check_int("attempts", self.attempts, least=1)
         if self.backoff is not None:
             check_type("backoff", self.backoff, Backoff, "be a Backoff")
         if self.error_backoffs is not None:
@@ -679,7 +679,7 @@ class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.concurrency is not None:
             check_concurrency("concurrency", self.concurrency)
         if self.global_concurrency is not None:
-            check_int("global_concurrency", self.global_concurrency, least=1, most=MAX_SAFE_INTEGER)
+            check_int("global_concurrency", self.global_concurrency, least=1)
         if self.groups is not None:
             check_type("groups", self.groups, Groups, "be Groups")
         if self.limiter is not None:
