@@ -90,6 +90,8 @@ class Hello(Message, frozen=True):
     """The names of the tasks that those modules must define."""
     script: str | None
     """The file of the worker's program, if the app or a task is defined in it."""
+    redis: str | None
+    """URL of the Redis server that a test uses in place of the app's own."""
     path: list[str]
     """The worker's `sys.path`."""
     worker_id: str
