@@ -31,8 +31,8 @@ def private_server() -> Generator[ServerProcess]:
 def connected(app: App, redis: str) -> Generator[None]:
     """Make the app's tasks, queues and new workers use another Redis within the block.
 
-    Use it for apps that are created when their module is imported. Pool processes of the workers use
-    the other Redis as well.
+    Use it for apps that are created when their module is imported. Pool processes of the workers
+    use the other Redis as well.
 
     Args:
         app: The app to redirect.
