@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
+from msgspec.structs import replace
+
 from taskbull.app.batch import is_batch
 from taskbull.app.discovery import (
     AppSource,
@@ -591,7 +593,8 @@ class App(TaskGroup):
         return sorted(set(names) - self.registry.local.keys())
 
     def _source(self, modules: Iterable[str]) -> AppSource:
-        return source_of(self, self.name, self.target, modules)
+        found = source_of(self, self.name, self.target, modules)
+        return replace(found, redis=self.producer.moved_to)
 
     def queue_options(self, queue: str, **rules: Unpack[QueueKeywords]) -> None:
         """Declare rules for a queue, for every worker of this app that serves it.

@@ -252,7 +252,9 @@ def defaults_of(
     check_bool("process", process)
     tz = given.get("tz")
     if tz is not None:
-        check_text("tz", tz)  # Each `Cron` checks that the zone exists.
+        from taskbull.core.schedule import Cron  # noqa: PLC0415 - few apps have a time zone
+
+        Cron("@daily", tz=tz)  # It raises if the zone is unknown.
     return Defaults(
         queue,
         jobs,

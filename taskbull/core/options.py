@@ -190,6 +190,8 @@ class DedupRule(Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.key, str | Dedup) and not callable(self.key):
             raise refusal("dedup", "be a key, a Dedup or a function of the arguments", self.key)
+        if self.key == "":
+            raise ConfigurationError("dedup key must not be empty")
         for name in self.names:
             if not name.isidentifier():
                 raise refusal("dedup", "name parameters in its braces", self.key)
