@@ -237,12 +237,11 @@ class _Page:
         context = self._context
         circuit = None
         if context.circuit is not None:
-            wakes_at, failures = context.circuit.wakes_at, context.circuit.failures
-            until_ms = None
-            if wakes_at is not None:
-                left = wakes_at - context.clock.now()
+            breaker, until_ms = context.circuit.breaker, None
+            if breaker.wakes_at is not None:
+                left = breaker.wakes_at - context.clock.now()
                 until_ms = context.clock.wall_ms() + round(left * 1000)
-            circuit = BreakerRecord(context.circuit.state, until_ms, failures)
+            circuit = BreakerRecord(breaker.state, until_ms, breaker.failures)
         lost, at_ms = context.runs.lost, context.clock.wall_ms()
         skew = context.clock.skew if abs(context.clock.skew) >= SKEW else 0.0
         return replace(
@@ -340,7 +339,7 @@ class Sampler:
     async def run(self, shutdown: Shutdown) -> None:
         """Sample until cancelled. From shutdown on, the worker counts as not ready for jobs."""
         circuits = {
-            context.keys.queue: None if context.circuit is None else context.circuit.state
+            context.keys.queue: None if context.circuit is None else context.circuit.breaker.state
             for context in self._contexts
         }
         running = {context.keys.queue: context.runs.running for context in self._contexts}
