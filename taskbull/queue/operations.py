@@ -63,19 +63,12 @@ from taskbull.queue.failures import FailureFilter, GroupStep, Selected
 from taskbull.queue.handle import JobHandle, QueueClient, Unsent, handle, signalling
 from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.questions import reads, writes
-from taskbull.scripts import browse, change, groups, read, removal
+from taskbull.scripts import browse, change, groups, read, removal, schedulers
 from taskbull.scripts.browse import ConnectedWorker, list_workers
 from taskbull.scripts.call import WRONG_STATE, Call, Operation, Steps, again
 from taskbull.scripts.change import cancel, read_steps
 from taskbull.scripts.read import Logs, QueueMetrics, get_copy
 from taskbull.scripts.removal import remove_job
-from taskbull.scripts.schedulers import (
-    declare_scheduler,
-    get_scheduler,
-    list_schedulers,
-    remove_scheduler,
-    upsert_scheduler,
-)
 
 # Operations on many jobs
 
@@ -826,12 +819,12 @@ class ScheduleOperations:
     @reads
     def schedules(self) -> Operation[list[Schedule]]:
         """Return the schedules by time of the next run. Schedules that have ended come last."""
-        return list_schedulers(self.keys)
+        return schedulers.list_schedulers(self.keys)
 
     @reads
     def get_schedule(self, id: str) -> Operation[Schedule | None]:  # noqa: A002
         """Return a schedule as stored in Redis, or None if it does not exist."""
-        return get_scheduler(self.keys, check_text("schedule id", id))
+        return schedulers.get_scheduler(self.keys, check_text("schedule id", id))
 
     @writes
     def remove_schedule(self, id: str) -> Operation[bool]:  # noqa: A002
@@ -839,7 +832,7 @@ class ScheduleOperations:
 
         A run that has already started continues.
         """
-        return remove_scheduler(self.keys, check_text("schedule id", id))
+        return schedulers.remove_scheduler(self.keys, check_text("schedule id", id))
 
     @writes
     def run_schedule_now(self, id: str) -> Operation[JobHandle[Any]]:  # noqa: A002
@@ -882,7 +875,9 @@ def _upsert(keys: QueueKeys, schedule_id: str, rule: Rule, template: NewJob) -> 
     while True:
         # A call sent again keeps what the first one may have written: the first run may have
         # started.
-        call = upsert_scheduler(keys, schedule_id, encoded, now_ms, keeps=lost is not None)
+        call = schedulers.upsert_scheduler(
+            keys, schedule_id, encoded, now_ms, keeps=lost is not None
+        )
         try:
             yield call
         except MaybeExecuted as error:
@@ -900,14 +895,14 @@ def _upsert(keys: QueueKeys, schedule_id: str, rule: Rule, template: NewJob) -> 
 def _declare(keys: QueueKeys, app: str, declared: Sequence[DeclaredSchedule]) -> Steps[list[str]]:
     changed: list[str] = []
     for each in declared:
-        call = declare_scheduler(keys, app, each, int(time.time() * 1000))
+        call = schedulers.declare_scheduler(keys, app, each, int(time.time() * 1000))
         if call is not None and (yield from again(call)).is_changed:
             changed.append(each.id)
     return changed
 
 
 def _read(keys: QueueKeys, schedule_id: str) -> Steps[Schedule | None]:
-    return (yield from again(get_scheduler(keys, schedule_id)))
+    return (yield from again(schedulers.get_scheduler(keys, schedule_id)))
 
 
 def _run_now(client: QueueClient, schedule_id: str) -> Steps[JobHandle[Any]]:

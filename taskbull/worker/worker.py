@@ -323,7 +323,7 @@ class Worker:
             raise refusal("queue", f"be one of this worker's ({', '.join(self._keys)})", queue)
         if queue in self._consumers:
             circuit = self._consumers[queue].context.circuit
-            return None if circuit is None else circuit.state
+            return None if circuit is None else circuit.breaker.state
         return BreakerState.CLOSED if queue in self._breakers else None
 
     @property
