@@ -4,8 +4,7 @@ Define tasks with `App` and `@app.task`, enqueue them with `.delay()` or `.adela
 with `taskbull worker`.
 
 Names that need an event loop or a worker (`Worker`, `Queue`, `current_job`, …) are imported when
-they are first used. Importing everything would take half as long again: 16 times the start of
-Python instead of less than 10 times.
+they are first used, because importing everything is slow.
 """
 
 from importlib import import_module

@@ -21,7 +21,7 @@ FRAMES = 20
 
 @app.task(timeout=600)
 def encode(path: str) -> str:
-    """Work for a second or two; a plain function, so it has a thread of its own."""
+    """Work for a second or two; a sync function, so it has a thread of its own."""
     job = current_job()
     for frame in range(1, FRAMES + 1):
         time.sleep(0.05)  # the work

@@ -25,7 +25,7 @@ async def greet(name: str, *, loud: bool = False) -> str:
 
 @app.task
 def resize(path: str, width: int = 800) -> str:
-    """A plain function runs in a thread, so it may block."""
+    """A sync function runs in a thread, so it may block."""
     return f"{path} is {width} x {width * 3 // 4} now"
 
 

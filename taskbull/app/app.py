@@ -330,7 +330,7 @@ class App(TaskGroup):
         Raises:
             EnqueueError: If there was no progress for `enqueue_timeout`, or if the generator or
                 `progress` raised. Its `spec` holds the jobs that were not added. Enqueueing those
-                again adds none twice. Jobs not yet taken from a generator are still in the
+                again does not add duplicates. Jobs not yet taken from a generator are still in the
                 generator.
 
         Example:
@@ -369,7 +369,7 @@ class App(TaskGroup):
 
         Args:
             jobs: Handles of jobs, in any queues.
-            timeout: Maximum seconds to wait for all of them. None waits without a limit.
+            timeout: Maximum seconds to wait for all of them. None waits indefinitely.
             return_failures: Put the `JobFailed` of a failed job in its place in the list. Otherwise
                 the first failure in the order of the jobs is raised.
 
@@ -475,13 +475,13 @@ class App(TaskGroup):
     def on(self, kind: type[E], *, thread: bool = False) -> Callable[[F], F]:
         """Register a function to call for each event of a type in this app's workers.
 
-        A plain function is called in the event loop and must not block. An `async def` is awaited
-        beside the jobs. An exception is logged and changes nothing. A worker that stops waits
-        `shutdown_timeout` for functions that have not finished. If it crashes, they are lost.
+        A sync function is called in the event loop and must not block. An `async def` is awaited
+        concurrently with the jobs. An exception is logged and changes nothing. A worker that stops
+        waits `shutdown_timeout` for functions that have not finished. If it crashes, they are lost.
 
         Args:
             kind: A class of `taskbull.events`. `Event` selects all events.
-            thread: Call a plain function in a thread, where it may block, for example to use a
+            thread: Call a sync function in a thread, where it may block, for example to use a
                 database.
 
         Example:

@@ -77,7 +77,9 @@ class Items:
             InvalidArguments: If the item does not match the annotation.
         """
         if len(args) + bool(kwargs) != 1:
-            raise TypeError(f"{self._task}() takes one item, or the item's fields by name")
+            raise TypeError(
+                f"{self._task}() takes one item, or the fields of the item as keyword arguments"
+            )
         item = args[0] if args else kwargs
         raw = payload.encode(item, "data")
         try:

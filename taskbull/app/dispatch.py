@@ -130,7 +130,7 @@ class Dispatch:
         return route
 
 
-# Plain middleware is part of the function and runs in the same thread or process.
+# Sync middleware is part of the function and runs in the same thread or process.
 
 
 def _function(task: Task[..., Any], plain: Sequence[PlainJobMiddleware]) -> SyncHandler:

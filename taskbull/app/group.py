@@ -91,7 +91,7 @@ class Layers:
         self.awaited: list[JobMiddleware] = []
         """Middleware around each job, in the event loop."""
         self.plain: list[PlainJobMiddleware] = []
-        """Middleware around each plain function, in its thread, inside all async middleware."""
+        """Middleware around each sync function, in its thread, inside all async middleware."""
 
     def add(self, layer: JobMiddleware | PlainJobMiddleware) -> None:
         """Add middleware inside the existing middleware of the same kind.
@@ -112,7 +112,7 @@ class Layers:
 EVERYWHERE = Layers()
 """Middleware around the jobs of all apps, which a framework such as Django installs.
 
-Async middleware surrounds async tasks only, so that a plain function still needs no event loop.
+Async middleware wraps only async tasks, so that a sync function still needs no event loop.
 """
 
 
@@ -358,7 +358,7 @@ class Registry:
             self.part_of.changed()
 
     def around(self, name: str) -> list[Registry]:
-        """Return the registries whose middleware surrounds a task, outermost first."""
+        """Return the registries whose middleware wraps a task, outermost first."""
         source = self._sources.get(name)
         return [self] if source is None else [self, *source.around(name)]
 
@@ -587,7 +587,7 @@ class TaskGroup:
         - `keep_completed`, `keep_failed`: how many finished jobs to keep, and for how long.
         - `schedule`: a `Cron` or an `Every` to run the task periodically. All parameters need
           defaults.
-        - `process`: whether a plain function runs in the worker's process pool. It can then use
+        - `process`: whether a sync function runs in the worker's process pool. It can then use
           another core, and it is stopped on timeout or cancellation.
         - `grace`: seconds that a stopped process has to clean up before it is killed.
         - `extra`: how to handle fields that match no parameter: "error" (default) or "ignore".
@@ -595,7 +595,7 @@ class TaskGroup:
         - `throws`: expected errors, which are logged at INFO without a stack trace.
         - `classify`: function that returns the category of an error.
         - `on_success`, `on_failure`: function called with the `Job` and its result or `Failure`
-          after the job has ended. A plain function runs in a thread and may block.
+          after the job has ended. A sync function runs in a thread and may block.
         - `dedup`: key that makes jobs unique: a format string over the arguments, such as
           `"report-{user_id}"`, a `Dedup` with such a key, or a function of the arguments.
         - `group_by`: group of each job, for fair turns and limits per key: the name of a parameter,
@@ -828,8 +828,8 @@ class TaskGroup:
     def middleware(self, function: M) -> M:
         """Register middleware around jobs. The first of each kind is outermost.
 
-        An `async def` middleware surrounds each job, in the event loop. A plain `def` surrounds
-        plain functions only. It runs in their thread, inside all async middleware, and there
+        An `async def` middleware wraps each job, in the event loop. A plain `def` wraps
+        sync functions only. It runs in their thread, inside all async middleware, and there
         `call_next(job)` returns the result.
 
         Args:
@@ -866,7 +866,7 @@ class TaskGroup:
         """
         given: object = function
         if not callable(given) or is_async(given) or not takes(given, 1):
-            raise refusal("@app.on_enqueue", "be a plain function that takes the job", function)
+            raise refusal("@app.on_enqueue", "be a sync function that takes the job", function)
 
         def hook(spec: JobSpec[Any]) -> JobSpec[Any] | None:
             concerned = self.part_of is None or spec.name in self.tasks
@@ -880,7 +880,7 @@ class TaskGroup:
     def include(self, other: TaskGroup) -> None:
         """Include the tasks, schedules, middleware and enqueue hooks of a group or another app.
 
-        The other's middleware surrounds its own tasks only, inside this one's middleware. Its
+        Its middleware wraps only its own tasks, inside the middleware registered here. Its
         lifespan also runs around the workers. Its tasks receive the value of its lifespan, or of
         this one's if it has none. Tasks added to it later are included as well.
 

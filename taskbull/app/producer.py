@@ -424,7 +424,7 @@ class Producer:
         if known and spec.queue not in known:
             logger.warning(
                 "%s.options(queue=%r): no task of the app uses this queue%s, so `taskbull worker` "
-                "does not serve it. If it is right, declare it with app.queue_options(%r)",
+                "does not serve it. If this is intended, declare it with app.queue_options(%r)",
                 spec.name,
                 spec.queue,
                 did_you_mean(spec.queue, known),

@@ -146,7 +146,7 @@ class Defaults(Struct, frozen=True):
     options: JobOptions
     policy: RetryPolicy
     process: bool = False
-    """True if plain functions run in a pool process. An `async def` never does."""
+    """True if sync functions run in a pool process. An `async def` never does."""
     grace: float = GRACE
     tz: str | None = None
     """Time zone of `Cron` rules without a time zone."""

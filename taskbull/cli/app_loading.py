@@ -151,7 +151,7 @@ def find_app(given: str | None, *, quiet: bool = False, keep_stdout: bool = Fals
         )
     app = _load(found[0], f" (found in {Path.cwd()})", keep_stdout=keep_stdout)
     if not quiet:
-        note(f"using {found[0]}, the only app in this folder (-A names another)")
+        note(f"using {found[0]}, the only app in this folder (use -A to choose another)")
     return app
 
 
@@ -174,9 +174,11 @@ def find_app_if_any(given: str | None) -> App | None:
     except (Exception, SystemExit, _ImportTimeout) as error:  # noqa: BLE001 - user code
         sys.path[:] = path
         reason = error.message if isinstance(error, click.ClickException) else repr(error)
-        note(f"ignored {found[0]}, the only app in this folder (-A names another). {reason}")
+        note(
+            f"ignored {found[0]}, the only app in this folder (use -A to choose another). {reason}"
+        )
         return None
-    note(f"using {found[0]}, the only app in this folder (-A names another)")
+    note(f"using {found[0]}, the only app in this folder (use -A to choose another)")
     return app
 
 

@@ -117,7 +117,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 """Settings of the app."""
 
 WORKER: Final[Mapping[str, str]] = {
-    "pool": "taskbull worker --processes 4 here, or nothing: a plain function runs in a thread",
+    "pool": "taskbull worker --processes 4 here, or nothing: a sync function runs in a thread",
     "loglevel": "taskbull worker --log-level here",
     "hostname": "worker_id=… here",
     "prefetch_multiplier": "not needed here: a job is taken when there is a slot for it",

@@ -510,7 +510,7 @@ def _running(job: JobFacts) -> Iterator[Reason]:
         lock = f"; its lock expires in {span(job.lock_seconds)}"
     usual = "" if job.usual is None else f" It usually takes {span(job.usual)}."
     if is_cancelled(job.deferred_failure):
-        text = f"It was asked to stop ({job.deferred_failure}). A plain function in a thread cannot"
+        text = f"It was asked to stop ({job.deferred_failure}). A sync function in a thread cannot"
         text += " be stopped: it ends when it checks job.cancelled, or when its worker restarts."
         yield _reason("cancelling", text, reason=job.deferred_failure)
     yield _reason(
@@ -528,8 +528,8 @@ def _deaths(job: JobFacts) -> Iterator[Reason]:
         return
     them = _listed([str(death) for death in job.deaths[-3:]])
     workers = "A worker" if len(job.deaths) == 1 else f"{len(job.deaths)} workers"
-    text = f"{workers} died while running it: {them}. With process=True, a task that kills its "
-    text += "process harms no other job."
+    text = f"{workers} died while running it: {them}. With process=True, a task that crashes "
+    text += "its process affects no other job."
     yield _reason("worker_died", text, deaths=[str(death) for death in job.deaths])
 
 
@@ -587,7 +587,8 @@ def _group(group: GroupInfo, now: datetime) -> Iterator[Reason]:
     if group.paused:
         text = f"Its group {group.id} is paused; queue.set_group(…, paused=False) resumes it"
     elif group.concurrency is not None and group.active >= group.concurrency:
-        text = f"Its group {group.id} runs {group.active} of {count_of(group.concurrency, 'job')}"
+        running = f"{group.active} of {group.concurrency}"
+        text = f"Its group {group.id} is at its concurrency limit ({running})"
     elif group.limited_until is not None:
         left = span((group.limited_until - now).total_seconds())
         text = f"Its group {group.id} is rate-limited; its next job can start in {left}"
@@ -638,9 +639,11 @@ def _wait(job: JobFacts, wait: JobStep, now: datetime) -> Reason:
         left = (wait.until - now).total_seconds()
         until = f" until {moment(wait.until, now)} (in {span(left)})"
     if wait.kind == "sleep":
-        return _reason("sleeping", f"It sleeps{until}, without a slot.", until=wait.until)
+        return _reason(
+            "sleeping", f"It is sleeping{until} and occupies no worker slot.", until=wait.until
+        )
     since = "" if wait.started is None else span((now - wait.started).total_seconds())
-    limit = until or ", without a limit"
+    limit = until or ", with no time limit"
     text = (
         f"It has been waiting for the signal '{wait.name}' for {since}{limit}"
         f". Send it with: {command('signal', job.queue.name, job.id, wait.name, 'JSON')}."

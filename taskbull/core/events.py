@@ -357,7 +357,7 @@ def check_listener(kind: object, listener: Any, *, thread: bool = False) -> None
         raise refusal("listener", "be a function that takes the event", listener)
     check_bool("thread", thread)
     if thread and is_async(listener):
-        raise refusal("listener", "be a plain function to run in a thread", listener)
+        raise refusal("listener", "be a sync function to run in a thread", listener)
 
 
 def _is_event(kind: object) -> bool:

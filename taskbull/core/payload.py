@@ -96,7 +96,7 @@ def register_type(
     if known is not None and known != (encode, decode, schema):
         raise ConfigurationError(f"Type {cls.__qualname__} is already registered")
     if is_pydantic_model(cls) or not isinstance(type_info(cls), MsgspecCustomType):
-        raise ConfigurationError(f"Type {cls.__qualname__} has a JSON form already")
+        raise ConfigurationError(f"Type {cls.__qualname__} already has a JSON form")
     _registered[cls] = CustomType(encode, decode, schema)
 
 

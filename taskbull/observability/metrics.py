@@ -67,30 +67,31 @@ def _level(name: str, labels: Labels, text: str, unit: str = "1", *, least: bool
 PROCESSED = _count(
     "bullmq_jobs_processed_total",
     ("queue", "status", "task"),
-    "Attempts that ended, by what became of the job: completed, failed, retried, cancelled, "
-    "expired.",
+    "Finished attempts by outcome: completed, failed, retried, cancelled, expired.",
 )
 FAILED = _count(
     "bullmq_jobs_failed_total",
     ("queue", "reason", "task"),
-    "Jobs that failed for good: transient_exhausted, permanent, cancelled or expired.",
+    "Jobs that failed permanently: transient_exhausted, permanent, cancelled or expired.",
 )
 ERRORS = _count(
     "bullmq_job_errors_total",
     ("queue", "category", "task"),
-    "Attempts that failed, by the kind of error: transient, permanent, unknown.",
+    "Failed attempts by error category: transient, permanent, unknown.",
 )
-RELEASED = _count("bullmq_jobs_released_total", _Q, "Jobs given back with no attempt spent.")
-DURATION = _times("bullmq_job_duration_seconds", _QT, "How long attempts took.", _RUN)
+RELEASED = _count(
+    "bullmq_jobs_released_total", _Q, "Jobs returned to the queue without using an attempt."
+)
+DURATION = _times("bullmq_job_duration_seconds", _QT, "Run time of attempts.", _RUN)
 WAIT = _times(
     "bullmq_job_wait_seconds",
     _QT,
-    "How long jobs waited for their first attempt, from when they were due.",
+    "Time from when a job was due until its first attempt started.",
     _WAIT,
 )
-STEPS = _count("bullmq_steps_total", _QT, "Steps that attempts finished and stored.")
-ITEMS = _count("bullmq_stream_items_total", _QT, "Items that attempts yielded.")
-RUNNING = _level("bullmq_jobs_running", _QW, "Jobs that a worker has started and not ended.")
+STEPS = _count("bullmq_steps_total", _QT, "Steps completed and stored.")
+ITEMS = _count("bullmq_stream_items_total", _QT, "Items yielded by attempts.")
+RUNNING = _level("bullmq_jobs_running", _QW, "Jobs a worker is running.")
 LENGTH = _level(
     "bullmq_queue_length",
     ("queue", "state"),
@@ -99,107 +100,111 @@ LENGTH = _level(
 GROUP_JOBS = _level(
     "bullmq_group_jobs",
     ("queue", "group", "state"),
-    "Jobs of the 20 largest groups of a queue: waiting, held, active. An empty group is the sum of "
-    "the others.",
+    "Jobs of the 20 largest groups of a queue: waiting, held, active. The empty group name is the "
+    "sum of all other groups.",
 )
 OLDEST = _level(
     "bullmq_oldest_job_age_seconds",
     _Q,
-    "How long the next job has been due, also in a paused queue; 0 if none is due.",
+    "Time since the next job became due, even in a paused queue; 0 if none is due.",
     "s",
 )
 STALLED = _count(
-    "bullmq_stalled_jobs_total", _Q, "Jobs whose worker was gone, put back or condemned."
+    "bullmq_stalled_jobs_total",
+    _Q,
+    "Jobs that lost their worker, whether returned to the queue or failed.",
 )
 SWEEPS = _count("bullmq_stalled_checker_runs_total", _Q, "Checks for stalled jobs.")
 SWEEPS_SKIPPED = _count(
     "bullmq_stalled_checker_skipped_total",
     _Q,
-    "Checks for stalled jobs skipped because one still ran.",
+    "Checks for stalled jobs skipped because the previous one was still running.",
 )
-HEARTBEATS = _count("bullmq_heartbeat_success_total", _Q, "Renewals of the locks of running jobs.")
-HEARTBEATS_FAILED = _count("bullmq_heartbeat_failure_total", _Q, "Renewals of locks that failed.")
+HEARTBEATS = _count("bullmq_heartbeat_success_total", _Q, "Successful renewals of job locks.")
+HEARTBEATS_FAILED = _count("bullmq_heartbeat_failure_total", _Q, "Failed renewals of job locks.")
 LOCK_EXTEND = _times(
-    "bullmq_lock_extend_duration_seconds", _Q, "How long renewals of locks took.", _TRIP
+    "bullmq_lock_extend_duration_seconds", _Q, "Duration of job lock renewals.", _TRIP
 )
 LOCKS_LOST = _count(
     "bullmq_locks_lost_total",
     ("queue", "reason"),
-    "Jobs whose lock was lost while they ran: redis_away, loop_blocked, expired, taken, refused.",
+    "Jobs that lost their lock while running: redis_away, loop_blocked, expired, taken, refused.",
 )
 WORKERS = _level("bullmq_active_workers", _QW, "1 for each running worker.")
 CONNECTED = _level(
-    "bullmq_redis_connection_status", (), "1 while Redis can be reached, else 0.", least=True
+    "bullmq_redis_connection_status", (), "1 if Redis is reachable, else 0.", least=True
 )
 REFUSED = _level(
     "bullmq_redis_writes_refused",
     (),
-    "1 while Redis refuses writes, because its memory is full or it cannot save, else 0.",
+    "1 if Redis refuses writes (memory full, or it cannot save), else 0.",
 )
 RECONNECTS = _count(
     "bullmq_redis_reconnect_attempts_total", (), "Failed attempts to connect to Redis."
 )
 BREAKER = _level("bullmq_circuit_breaker_state", _QW, "0 closed, 1 half-open, 2 open.")
 BREAKER_OPENED = _count(
-    "bullmq_circuit_breaker_opened_total", _Q, "How often the circuit breaker opened."
+    "bullmq_circuit_breaker_opened_total", _Q, "Times the circuit breaker opened."
 )
 LAG = _times(
     "bullmq_event_loop_lag_seconds",
     (),
-    "How late a timer of the event loop rang, measured once a second.",
+    "Event loop lag: delay of a timer, measured once per second.",
     _LAG,
 )
-THREADS = _level("bullmq_threads", _W, "Threads that a worker may use for plain functions.")
-THREADS_BUSY = _level("bullmq_threads_busy", _W, "Functions that run in a thread or wait for one.")
+THREADS = _level("bullmq_threads", _W, "Maximum number of threads for sync functions.")
+THREADS_BUSY = _level(
+    "bullmq_threads_busy", _W, "Sync functions running in a thread or waiting for one."
+)
 THREADS_ABANDONED = _level(
     "bullmq_threads_abandoned",
     _W,
-    "Threads whose function still runs although its job was given up.",
+    "Threads still running the function of a job that was stopped.",
 )
-PROCESSES = _level("bullmq_pool_processes", _W, "Processes that a worker has for tasks.")
-PROCESSES_BUSY = _level("bullmq_pool_processes_busy", _W, "Processes that run a job.")
+PROCESSES = _level("bullmq_pool_processes", _W, "Pool processes of a worker.")
+PROCESSES_BUSY = _level("bullmq_pool_processes_busy", _W, "Pool processes running a job.")
 PROCESSES_ENDED = _count(
     "bullmq_pool_processes_ended_total",
     ("cause",),
-    "Processes that were replaced: died (or had to be ended with their job), recycled.",
+    "Replaced pool processes: died (or killed to stop a job), recycled.",
 )
 
 # Of an exporter or a dashboard, which also measure while no worker runs.
 
-QUEUES = _level("bullmq_queues", (), "Queues that were found, including those left out.")
+QUEUES = _level("bullmq_queues", (), "Queues found, including those without metrics.")
 READABLE = _level("bullmq_queue_readable", _Q, "1 if the queue could be read, else 0.")
-PAUSED = _level("bullmq_queue_paused", _Q, "1 while the queue is paused, else 0.")
+PAUSED = _level("bullmq_queue_paused", _Q, "1 if the queue is paused, else 0.")
 CONNECTED_WORKERS = _level(
-    "bullmq_connected_workers", _Q, "Connected workers of the queue, including Node's."
+    "bullmq_connected_workers", _Q, "Workers connected to the queue, including Node workers."
 )
 UNKNOWN_TASK = _level(
     "bullmq_unknown_task_jobs",
     _Q,
-    "Jobs, of the next 50 delayed ones, whose task no worker has.",
+    "Jobs among the next 50 delayed ones whose task no worker has.",
 )
 FINISHED = _count(
     "bullmq_jobs_finished_total",
     ("queue", "status"),
-    "Jobs that completed or failed for good, as counted by BullMQ's metrics in Redis.",
+    "Jobs that completed or failed permanently, as counted by BullMQ's metrics in Redis.",
 )
 FINISH_RATE = _level(
     "bullmq_jobs_finished_per_second",
     ("queue", "status"),
-    "Jobs that completed or failed for good per second, mean of the last one to two minutes.",
+    "Jobs that completed or failed permanently per second, mean of the last one to two minutes.",
 )
 LATENESS = _level(
     "bullmq_schedule_lateness_seconds",
     _Q,
-    "How long the next scheduled run has been due; 0 if none is late.",
+    "Time since the next scheduled run was due; 0 if none is overdue.",
     "s",
 )
 MEMORY_USED = _level(
-    "bullmq_redis_memory_used_bytes", ("node",), "Memory that a Redis server uses.", "By"
+    "bullmq_redis_memory_used_bytes", ("node",), "Memory used by a Redis server.", "By"
 )
 MEMORY_LIMIT = _level(
     "bullmq_redis_memory_limit_bytes",
     ("node",),
-    "Memory limit of a Redis server (maxmemory); 0 if it has none.",
+    "Memory limit of a Redis server (maxmemory); 0 if unlimited.",
     "By",
 )
 

@@ -588,12 +588,12 @@ def check_bulk(jobs: object, progress: object) -> None:
     """Check the arguments of a bulk.
 
     Raises:
-        ConfigurationError: If `jobs` is not iterable, or `progress` is not a plain function.
+        ConfigurationError: If `jobs` is not iterable, or `progress` is not a sync function.
     """
     if not isinstance(jobs, Iterable):
         raise refusal("jobs", "be a list or another iterable of jobs", jobs)
     if progress is not None and (not callable(progress) or inspect.iscoroutinefunction(progress)):
-        raise refusal("progress", "be a plain function that takes a number", progress)
+        raise refusal("progress", "be a sync function that takes a number", progress)
 
 
 # Single jobs: the fast path for `delay` and `add`

@@ -484,7 +484,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
         it.
 
         Args:
-            timeout: Maximum seconds to wait. None waits without a limit.
+            timeout: Maximum seconds to wait. None waits indefinitely.
 
         Raises:
             JobFailed: If the job failed. `JobCancelled` and `JobExpired` are subclasses.

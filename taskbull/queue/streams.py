@@ -235,7 +235,7 @@ class Items:
             ConfigurationError: If `on_restart` is an async function.
         """
         if inspect.iscoroutinefunction(self._on_restart):
-            raise refusal("on_restart", "be a plain function, or use astream()", self._on_restart)
+            raise refusal("on_restart", "be a sync function, or use astream()", self._on_restart)
         return self._read_all(pages)
 
     def _read_all(self, pages: Iterator[list[Entry]]) -> Generator[Any, None, None]:

@@ -722,7 +722,7 @@ def _cluster(client: Any) -> Address:
 def _sentinels(pool: Any, settings: Mapping[str, Any]) -> Address:
     if not pool.is_master:
         raise ConfigurationError(
-            "redis must lead to a primary, not to replicas: use sentinel.master_for(…)"
+            "redis must connect to the primary, not to replicas: use sentinel.master_for(…)"
         )
     asked = [one.connection_pool.connection_kwargs for one in pool.sentinel_manager.sentinels]
     return Address(

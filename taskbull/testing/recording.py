@@ -691,7 +691,9 @@ class Box:
             if not waiting:
                 return
             if turn == limit:
-                raise TaskbullError(f"Jobs are left after {limit} turns. Endless retries?")
+                raise TaskbullError(
+                    f"Jobs remain after {limit} turns; a task may be retrying forever"
+                )
             first = min(waiting, key=_turn)
             self.now = max(self.now, first.due)
             yield self._together(self._first_in_turn(first, waiting), waiting)

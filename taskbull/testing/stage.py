@@ -175,7 +175,7 @@ def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as end:
         return end.value
     coroutine.close()
-    raise RuntimeError("a plain function cannot wait for an event loop")
+    raise RuntimeError("a sync function cannot wait for an event loop")
 
 
 # Attempts, in this thread or in an event loop, with the app's lifespans.
@@ -231,7 +231,7 @@ class Stage:
         self._in_loop(call)
 
     async def acall_hook(self, hook: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Await a hook, or call it in a thread if it is a plain function."""
+        """Await a hook, or call it in a thread if it is a sync function."""
         if events.is_async(hook):
             await hook(*args)
         else:

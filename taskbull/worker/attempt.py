@@ -145,7 +145,7 @@ class OutcomeDecider:
         return self.raised(run, error)
 
     def release_later(self, job: Job, reason: str) -> Outcome:
-        """Return an outcome that delays a job without spending an attempt, and log the reason."""
+        """Return an outcome that delays a job without using an attempt, and log the reason."""
         logger.warning(
             "Job %s (%s) in queue %s is delayed by %g s, without using an attempt: %s",
             cut(job.id),
@@ -429,7 +429,7 @@ class Executor:
     def _join(self, route: Route, rules: BatchRules, running: RunningJob) -> Awaitable[Any]:
         timeout = running.job.options.timeout or route.timeout
         if self._batches is None:
-            raise TypeError("an executor without batches cannot run jobs that are gathered")
+            raise TypeError("this executor does not support batches")
         item: Any = None
         if route.execution_mode is ExecutionMode.PROCESS and self._processes is not None:
             check_size(running)  # The pool process decodes the item.

@@ -851,7 +851,7 @@ class Reporter:
 def _after(run: Run, outcome: Outcome, queue: str) -> Job:
     """Return the job as stored in Redis after an attempt, as far as this worker knows."""
     job, failure = run.job, outcome.failure
-    if outcome.kind.succeeded is None:  # No attempt was spent.
+    if outcome.kind.succeeded is None:  # No attempt was used.
         return (
             replace(job, delay_ms=to_ms(outcome.delay)) if isinstance(outcome, SnoozeFor) else job
         )

@@ -600,7 +600,7 @@ class RunningJob:
         """Replace the payload in Redis. The next attempt gets the new one.
 
         If Redis does not accept it within 10 s, this raises an error. The job then runs again
-        without spending an attempt.
+        without using an attempt.
         """
         self._port.call("update_data", encode_data(data))
 
@@ -608,7 +608,7 @@ class RunningJob:
         """Replace the payload in Redis. The next attempt gets the new one.
 
         If Redis does not accept it within 10 s, this raises an error. The job then runs again
-        without spending an attempt.
+        without using an attempt.
         """
         await self._port.acall("update_data", encode_data(data))
 
@@ -705,7 +705,7 @@ class RunningJob:
     ) -> Any:
         """Wait for a signal without occupying a slot, and return its value.
 
-        The job leaves the worker and spends no attempt. When the signal arrives, the task runs
+        The job leaves the worker without using an attempt. When the signal arrives, the task runs
         again from its beginning: finished steps return their stored results, and this call returns
         the value. A signal that was sent before the wait is kept for it. Each wait takes one
         signal of its name.
@@ -713,7 +713,7 @@ class RunningJob:
         Args:
             name: Name of the signal.
             kind: Type of the value. Without it, the value is the JSON value.
-            timeout: Maximum time to wait. None waits without a limit.
+            timeout: Maximum time to wait. None waits indefinitely.
 
         Raises:
             SignalTimeout: If no signal arrived in time.
@@ -739,7 +739,7 @@ class RunningJob:
     async def asleep(self, duration: Duration) -> None:
         """Sleep without occupying a slot. The task then runs again from its beginning.
 
-        Finished steps return their stored results, and this call returns. No attempt is spent.
+        Finished steps return their stored results, and this call returns. This uses no attempt.
 
         Args:
             duration: Seconds or a `timedelta`.
@@ -772,8 +772,8 @@ class RunningJob:
     async def arecord_unknown_task(self, patience: float) -> float:
         """Record that this worker cannot run the job.
 
-        Return for how many seconds that has been known. When that reaches `patience`, the record is
-        removed, and the job should fail.
+        Return the seconds since a worker first recorded it. Once that reaches `patience`, the
+        record is removed, and the job should fail.
         """
         return await self._port.arecord_unknown_task(patience)
 

@@ -280,13 +280,13 @@ class Worker:
     def on(self, kind: type[E], listener: Listener[E], *, thread: bool = False) -> None:
         """Call a function with each event of a class.
 
-        A plain function is called in the event loop and must not block. An `async def` is awaited
-        beside the jobs.
+        A sync function is called in the event loop and must not block. An `async def` is awaited
+        concurrently with the jobs.
 
         Args:
             kind: A class of `taskbull.events`.
             listener: The function.
-            thread: Call a plain function in a thread, where it may block.
+            thread: Call a sync function in a thread, where it may block.
 
         Raises:
             ConfigurationError: If an argument is invalid.
@@ -387,7 +387,8 @@ class Worker:
     async def empty(self) -> None:
         """Wait until the worker is idle. Deprecated: use `until_idle`."""
         warnings.warn(
-            "worker.empty() is worker.until_idle() now, and goes with the next release",
+            "worker.empty() is deprecated and will be removed in the next release: use "
+            "worker.until_idle()",
             DeprecationWarning,
             stacklevel=2,
         )

@@ -141,7 +141,7 @@ class Writing:
         """Perform a read or write in the event loop."""
         if method == "hold" and self._is_held():
             return None
-        if get_ident() != self._context.thread:  # A plain function runs its own event loop.
+        if get_ident() != self._context.thread:  # A sync function runs its own event loop.
             return await to_thread.run_sync(self.call, method, *arguments)
         if method in _OF_STREAMS:
             return await self._acall_stream(method, *arguments)

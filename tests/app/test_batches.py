@@ -440,7 +440,10 @@ def test_an_item_that_does_not_fit_is_refused_at_once(local: App) -> None:
         task.job({"y": 1})
     with pytest.raises(InvalidArguments, match="an item must be object, got int"):
         task.delay(5)
-    with pytest.raises(TypeError, match=r"points\(\) takes one item, or the item's fields by name"):
+    with pytest.raises(
+        TypeError,
+        match=r"points\(\) takes one item, or the fields of the item as keyword arguments",
+    ):
         task.job(Point(1), Point(2))
     with pytest.raises(TypeError, match=r"points\(\) takes one item"):
         task.job()

@@ -390,8 +390,8 @@ async def told_later(number: int) -> None: ...
     [
         (row.job(1), None, "jobs must be a list or another iterable"),
         (5, None, "jobs must be a list or another iterable"),
-        ([], told_later, "progress must be a plain function"),
-        ([], 5, "progress must be a plain function"),
+        ([], told_later, "progress must be a sync function"),
+        ([], 5, "progress must be a sync function"),
     ],
 )
 def test_what_is_no_bulk_is_refused(jobs: Any, progress: Any, told: str) -> None:

@@ -405,7 +405,7 @@ def test_a_hook_must_be_a_plain_function(local: App) -> None:
 
     wrong: Any
     for wrong in (later, none, 3):
-        with pytest.raises(ConfigurationError, match="plain function that takes the job"):
+        with pytest.raises(ConfigurationError, match="sync function that takes the job"):
             local.on_enqueue(wrong)
 
 

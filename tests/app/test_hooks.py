@@ -231,7 +231,7 @@ def test_a_wrong_hook_is_refused(wrong: Any) -> None:
 
     async def later(event: events.Failed) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="plain function to run in a thread"):
+    with pytest.raises(ConfigurationError, match="sync function to run in a thread"):
         app.on(events.Failed, thread=True)(later)
     with pytest.raises(ConfigurationError, match="be a function that takes the event"):
         app.on(events.Failed)(lambda: None)  # type: ignore[type-var]

@@ -603,7 +603,7 @@ async def test_hooks_may_be_objects_with_an_async_call(app: App) -> None:
         return 1
 
     app.on(events.Completed)(listener)
-    with pytest.raises(ConfigurationError, match="plain function"):
+    with pytest.raises(ConfigurationError, match="sync function"):
         app.on(events.Completed, thread=True)(Recorder())
     with fail_after(LIMIT):
         async with app.worker().running():

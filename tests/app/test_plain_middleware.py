@@ -1,4 +1,4 @@
-"""Middleware that is a plain `def`: around plain functions, in their own thread."""
+"""Middleware that is a plain `def`: around sync functions, in their own thread."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ async def test_code_without_an_event_loop_follows_a_job(bed: Bed) -> None:
 async def test_a_reader_may_be_made_in_a_thread_and_used_in_an_event_loop(bed: Bed) -> None:
     async with bed.app.worker().running():
         job = await bed.speak.adelay(TEXT)
-        items = await to_thread.run_sync(job.astream)  # As FastAPI calls a plain function.
+        items = await to_thread.run_sync(job.astream)  # As FastAPI calls a sync function.
         events = await to_thread.run_sync(job.sse)
         assert await collect(items) == TEXT
         assert "event: end" in "".join(await collect(events))
@@ -171,7 +171,7 @@ def test_on_restart_must_be_callable(bed: Bed) -> None:
 
     wrong: Any = "clear"
     job = bed.app.job("q", "1")
-    with pytest.raises(ConfigurationError, match="on_restart must be a plain function"):
+    with pytest.raises(ConfigurationError, match="on_restart must be a sync function"):
         job.stream(on_restart=restarted)
     for read in (job.stream, job.astream):
         with pytest.raises(ConfigurationError, match="on_restart must be a function"):

@@ -168,9 +168,9 @@ def test_a_value_that_does_not_fit_is_refused(
     [
         (3, str, str, "be a class"),
         (Money, str, Money, "already registered"),
-        (datetime, str, str, "has a JSON form already"),
-        (Upload, str, str, "has a JSON form already"),
-        (Color, str, str, "has a JSON form already"),
+        (datetime, str, str, "already has a JSON form"),
+        (Upload, str, str, "already has a JSON form"),
+        (Color, str, str, "already has a JSON form"),
         (complex, None, complex, "encode must be a function"),
         (complex, str, 3, "decode must be a function"),
     ],

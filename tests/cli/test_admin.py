@@ -137,8 +137,8 @@ def test_failed_jobs_are_grouped_by_error_and_a_group_runs_again(failed: Shop) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "Name the jobs to retry: their ids, or --error"),
-        (("1", "--error", "x"), "ids or --error, not both"),
+        ((), "Choose the jobs to retry: pass their ids, or --error"),
+        (("1", "--error", "x"), "by id or by --error, not both"),
         (("1", "--limit", "3"), "--limit needs --error"),
         (("--error", "x", "--state", "completed"), "--error selects failed jobs"),
     ],

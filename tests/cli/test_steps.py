@@ -92,14 +92,14 @@ def test_why_says_what_a_job_waits_for_and_how_to_send_it(
     assert "signal" in codes
     sleeper = publishing.doze.delay()
     publishing.work()
-    assert "It sleeps until" in " ".join(cli("why", "texts", sleeper.id).split())
+    assert "It is sleeping until" in " ".join(cli("why", "texts", sleeper.id).split())
 
 
 def test_a_job_is_shown_with_its_steps(cli: CommandLine, publishing: Publishing) -> None:
     job = publishing.waiting()
     shown = cli("job", "texts", job.id)
     assert "step 'draft': done in" in shown
-    assert "signal 'approval': waiting without a limit" in shown
+    assert "signal 'approval': waiting with no time limit" in shown
     [draft, wait] = cli.json("job", "texts", job.id)["steps"]
     assert (draft["name"], draft["status"], draft["result"]) == ("draft", "done", "TEXT")
     assert (wait["kind"], wait["status"], wait["duration"]) == ("signal", "waiting", None)

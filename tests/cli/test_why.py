@@ -266,7 +266,7 @@ def test_a_job_held_by_its_group_is_explained(scene: Scene) -> None:
     scene.admin.sadd(scene.keys.private("group", "acme", "running"), "1")
     scene.admin.set(scene.keys.lock("1"), "token")
     assert "group" in scene.codes("2")
-    assert "group acme runs 1 of 1 job." in scene.cli("why", "emails", "2")
+    assert "group acme is at its concurrency limit (1 of 1)." in scene.cli("why", "emails", "2")
     scene.queue.set_group("acme", paused=True)
     assert "group acme is paused" in scene.cli("why", "emails", "2")
     scene.queue.set_group("acme", paused=False, concurrency=None, limiter=Limiter(1, 60))

@@ -456,7 +456,7 @@ def test_the_deaths_of_workers_are_named() -> None:  # V34
     assert explain(facts).reasons[-1].text == (
         "2 workers died while running it: w1 with SIGKILL (perhaps out of memory) at "
         "2026-01-02T03:04:05Z and w2 with exit code 9 at 2026-01-02T03:04:05Z. With process=True, "
-        "a task that kills its process harms no other job."
+        "a task that crashes its process affects no other job."
     )
 
 

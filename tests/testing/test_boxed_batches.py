@@ -1,4 +1,4 @@
-"""Batches, lifespans and plain middleware in a box."""
+"""Batches, lifespans and sync middleware in a box."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ async def test_a_task_group_in_the_function_ends_with_it(bed: WorkerBed) -> None
 
 
 class Plain:
-    """A plain function that asks now and then, or not at all."""
+    """A sync function that asks now and then, or not at all."""
 
     def __init__(self, way: str) -> None:
         self.way = way

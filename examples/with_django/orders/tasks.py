@@ -1,4 +1,4 @@
-"""The tasks: plain functions, for Django's database is used from threads."""
+"""The tasks: sync functions, for Django's database is used from threads."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ _save_option = click.option(
 _reset_steps_option = click.option(
     "--reset-steps",
     is_flag=True,
-    help="Forget the results of the jobs' steps, and start from the beginning.",
+    help="Discard the results of the jobs' steps, and start from the beginning.",
 )
 _cleanable = click.Choice(
     [state.value for state in STATES if state is not JobState.WAITING_CHILDREN]
@@ -138,9 +138,9 @@ def _check_choice(
     ids: Sequence[str], state: str, error: str | None, *, limit: int | None, rate: float | None
 ) -> None:
     if error is None and not ids:
-        raise WrongUsage("Name the jobs to retry: their ids, or --error FINGERPRINT")
+        raise WrongUsage("Choose the jobs to retry: pass their ids, or --error FINGERPRINT")
     if error is not None and ids:
-        raise WrongUsage("Name the jobs to retry by their ids or --error, not both")
+        raise WrongUsage("Choose the jobs to retry by id or by --error, not both")
     if error is None and limit is not None:
         raise WrongUsage("--limit needs --error")
     if error is None and rate is not None:
@@ -226,7 +226,7 @@ _CANCELLED = {
 @click.command()
 @_queue_argument
 @_ids_argument
-@click.option("--reason", default="", help="Reason to store with the job.")
+@click.option("--reason", default="", show_default=False, help="Reason to store with the job.")
 @server_options
 @json_option
 def cancel(
@@ -320,7 +320,9 @@ def retry_all(  # noqa: PLR0913 - passed by keyword
 
 @click.command()
 @_queue_argument
-@click.option("--reason", default="", help="Reason, shown until the queue is resumed.")
+@click.option(
+    "--reason", default="", show_default=False, help="Reason, shown until the queue is resumed."
+)
 @server_options
 @json_option
 def pause(queue: str, reason: str, as_json: bool, **where: str | None) -> None:
@@ -378,7 +380,7 @@ def quiet(workers: tuple[str, ...], as_json: bool, **where: str | None) -> None:
 @server_options
 @json_option
 def resume_worker(workers: tuple[str, ...], as_json: bool, **where: str | None) -> None:
-    """Let quiet workers fetch jobs again."""
+    """Let quiet workers resume fetching jobs."""
     server = find_server(**where)
     _report_workers([server.resume_worker(each) for each in workers], quiet=False, as_json=as_json)
 
@@ -452,7 +454,7 @@ def drain(
     metavar="SECONDS",
     callback=read_seconds,
     default="0",
-    show_default="0",
+    show_default="any age",
     help="Only delete jobs older than this.",
 )
 @click.option(

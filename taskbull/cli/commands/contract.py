@@ -43,7 +43,7 @@ def contract(
     checked: tuple[Path, ...],
     old: Path | None,
 ) -> None:
-    """Write TypeScript or JSON Schema for the app's tasks.
+    """Generate TypeScript or JSON Schema for the app's tasks.
 
     The TypeScript module contains the types and a client for BullMQ 5 and 6. Nothing is written if
     --check or --breaking fails.

@@ -83,7 +83,7 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
     """Serve the web dashboard on http://127.0.0.1:8080.
 
     Without --auth, only browsers on this machine are served, and only with the token in the address
-    that is printed. TASKBULL_DASHBOARD_TOKEN sets a token of your own, which is not printed.
+    that is printed. Set TASKBULL_DASHBOARD_TOKEN to use your own token, which is not printed.
     """
     credentials = _credentials(auth, auth_env)
     if credentials is None and not _is_loopback(host):
@@ -139,7 +139,7 @@ def _credentials(auth: str | None, auth_env: str | None) -> str | None:
             raise WrongUsage(f"--auth-env: the environment variable {auth_env} is not set")
         return _checked(value, f"the environment variable {auth_env}")
     if auth is not None:
-        note("others on this machine can see the password of --auth: --auth-env NAME hides it")
+        note("other users on this machine can see the --auth password; use --auth-env NAME instead")
         return _checked(auth, "--auth")
     return None
 
@@ -195,7 +195,7 @@ def exporter(
 ) -> None:
     """Serve Prometheus metrics of all queues, even without workers.
 
-    /metrics has jobs by state, ages, rates, workers and the memory of Redis, sampled every 5 s.
+    /metrics has jobs by state, ages, rates, workers and Redis memory, sampled every 5 s.
     /livez and /readyz are probes. Read-only, without a password.
     """
     server = find_server(app or named, redis, prefix)
@@ -282,7 +282,7 @@ class ServerMetrics:
 def health(port: int | None, host: str, live: bool, timeout: float, redis: str | None) -> None:
     """Check a worker, or Redis, without importing the app.
 
-    Made for probes of containers. With --port, ask a worker's /readyz or /livez. Otherwise check
+    For container probes. With --port, ask a worker's /readyz or /livez. Otherwise check
     that Redis answers. Exit code 0 means healthy, 1 unhealthy.
     """
     if port is None:

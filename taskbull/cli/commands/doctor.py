@@ -645,7 +645,7 @@ def _schedules(server: SyncServer, queue: QueueSample, app: App | None) -> Itera
             "schedules",
             f"{queue.name}: {plural(len(old), 'repeatable job')} of BullMQ 3, 4 or early 5, which "
             f"BullMQ 6 does not run: {', '.join(cut(each.id) for each in old[:5])}",
-            "replace them by schedules (upsert_schedule, or Node's upsertJobScheduler), then "
+            "replace them with schedules (upsert_schedule, or Node's upsertJobScheduler), then "
             f"taskbull schedules remove {queue.name} ID",
         )
     yield from _overdue(server, queue, found)

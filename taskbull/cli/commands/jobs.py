@@ -146,7 +146,7 @@ def _list(
     show_default=True,
     help="With --tree, show at most this many jobs, upper levels first.",
 )
-@click.option("--follow", is_flag=True, help="Print what the job yields until it ends.")
+@click.option("--follow", is_flag=True, help="Print the items the job yields until it finishes.")
 @server_options
 @json_option
 def job(  # noqa: PLR0913, PLR0917 - click passes them by name
@@ -159,7 +159,7 @@ def job(  # noqa: PLR0913, PLR0917 - click passes them by name
     as_json: bool,
     **where: str | None,
 ) -> None:
-    """Show one job; with --tree its flow, with --follow its items."""
+    """Show one job, its flow (--tree), or the items it yields (--follow)."""
     if follow and as_tree:
         raise click.UsageError("--follow and --tree exclude each other")
     server = find_server(**where)
@@ -246,7 +246,7 @@ def _step_line(step: JobStep, state: JobState) -> str:
     took += "" if step.duration is None else span(step.duration)
     until = ""
     if step.is_waiting:
-        until = " without a limit" if step.until is None else f" until {cell(step.until)}"
+        until = " with no time limit" if step.until is None else f" until {cell(step.until)}"
     return printable(f"{step.label}: {step.status}{took}{until}")
 
 
@@ -298,7 +298,7 @@ def _about(row: JobRow) -> str | None:
 def restore(
     file: BinaryIO, queue: str | None, as_json: bool, prefix: str | None, **where: str | None
 ) -> None:
-    """Re-add jobs from a file of the dashboard or of --save.
+    """Re-add jobs from a file saved by the dashboard or --save.
 
     FILE is the downloaded file, or - for stdin. Validates every line first. Jobs with a custom id
     keep it and are not duplicated; other jobs get new ids. Up to 250 jobs are added in one call.
@@ -438,7 +438,7 @@ def _describe_group(group: FailureGroup) -> dict[str, Any]:
 @server_options
 @json_option
 def stack(queue: str, job_id: str, as_json: bool, **where: str | None) -> None:
-    """Show where a running job is: the stack of its function.
+    """Print the stack trace of a running job.
 
     The worker that runs the job reports it, from a coroutine, a thread or a pool process.
 

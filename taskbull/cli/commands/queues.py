@@ -341,7 +341,7 @@ def _duration(seconds: int) -> str:
 @server_options
 @json_option
 def groups(queue: str, as_json: bool, **where: str | None) -> None:
-    """List the groups of a queue, those with most jobs first."""
+    """List the groups of a queue, largest first."""
     server = find_server(**where)
     found = server.groups(existing_queue(server, queue).name)
     if as_json:

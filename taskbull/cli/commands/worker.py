@@ -270,7 +270,7 @@ def read_queues(words: Sequence[str]) -> dict[str, int | None]:
         if not name:
             raise WrongUsage(f"-q {','.join(words)}: a queue name is empty")
         if "*" in name or "?" in name:
-            raise WrongUsage(f"-q {part}: patterns are not supported, name each queue")
+            raise WrongUsage(f"-q {part}: patterns are not supported; list each queue")
         if colon and not (number.isdecimal() and int(number) > 0):
             raise WrongUsage(
                 f"-q {part}: the number after the colon must be a concurrency, as in -q {name}:5"

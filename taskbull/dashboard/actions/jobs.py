@@ -421,7 +421,7 @@ async def _ask_retry(_: RequestContext, request: ActionRequest) -> h.Node:
     return [
         h.p("Retry ", _named(request), " in ", h.code(request.queue), "?"),
         attempts_choice(),
-        tick("reset_steps", "Forget the results of its steps, and start from the beginning"),
+        tick("reset_steps", "Discard the results of its steps, and start from the beginning"),
     ]
 
 

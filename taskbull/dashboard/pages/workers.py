@@ -176,7 +176,7 @@ async def running_jobs(
         h.h2(words),
         grid("busy-jobs", _RUNNING, await _running(dashboard, ctx, state.name), "No running jobs."),
         h.p(
-            "Cancel a job that hangs, or start another worker. A plain function cannot be stopped: "
+            "Cancel a job that hangs, or start another worker. A sync function cannot be stopped: "
             "cancel it, then restart its worker. ",
             link_to("All running jobs", "queue", q=state.name, state="active"),
             class_="quiet",

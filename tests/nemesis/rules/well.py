@@ -13,7 +13,7 @@ SLACK: Final = 3
 LATEST: Final = 10.0
 """Seconds after which a worker has a fresh job, at the latest: twice what a link may cost."""
 
-MORE_THREADS: Final = 8  # those of the pool for plain functions are made when they are needed
+MORE_THREADS: Final = 8  # those of the pool for sync functions are made when they are needed
 MORE_SOCKETS: Final = 8
 MORE_MEMORY: Final = 80_000_000
 
