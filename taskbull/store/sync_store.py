@@ -582,6 +582,8 @@ class SyncPendingOperation(Struct, Generic[T], eq=False):
     drive: Drive[T]
     pipeline: SyncPipeline | None = None
     """Pipeline that receives the reply, or None if the call was not sent."""
+    not_sent: ConnectionLost | None = None
+    """Error of the first attempt, if the call was not sent and nothing else was in flight."""
     is_smooth: bool = False
     """True if the first call was sent immediately and, if answered, gave the result."""
 
@@ -700,9 +702,11 @@ class SyncStore:
         The call uses the connection of the unfinished operation `behind`, if that is possible.
         """
         begun = SyncPendingOperation(self, Drive(steps, Deadline(timeout, monotonic)))
-        if begun.drive.asks:
-            with suppress(ConnectionLost):
+        if begun.drive.asks and (behind is None or behind.not_sent is None):
+            try:
                 self._send_first(begun, None if behind is None else behind.pipeline)
+            except ConnectionLost as error:
+                begun.not_sent = error if behind is None else None
         return begun
 
     def _send_first(self, begun: SyncPendingOperation[Any], previous: SyncPipeline | None) -> None:
@@ -725,10 +729,17 @@ class SyncStore:
         With `given_up`, no further calls are made, and the first call has only a short time to
         finish.
         """
-        drive = begun.drive
+        drive, started = begun.drive, begun.drive.deadline
         answer_by, drive.deadline = time_to_finish(timeout, given_up=given_up)
         try:
-            if begun.pipeline is not None:
+            if begun.not_sent is not None and not given_up:
+                drive.deadline = started  # The first attempt has taken some of the time.
+                with drive:
+                    call = drive.request()
+                    node = self.known_node(call.key) or Endpoint()
+                    reply = self._finish_call(call, (node, begun.not_sent), drive.deadline)
+                    drive.answer = read_reply(call, reply, self.address)
+            elif begun.pipeline is not None:
                 with drive:
                     drive.answer = self._answer(begun, begun.pipeline, answer_by)
                 begun.is_smooth = begun.is_smooth and not drive.asks
