@@ -53,6 +53,9 @@ class RecordedJob:
     unreported: Fail | None = None
     """The outcome of a job that was cancelled before it ran, until its hooks have run."""
 
+    is_checked = False
+    """True after a call of `run` or `advance` that has seen the job's failure."""
+
     def __init__(self, spec: JobSpec[Any], number: int, now: float) -> None:
         self.spec = spec
         self.id = spec.options.job_id or str(number)

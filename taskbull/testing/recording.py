@@ -552,7 +552,8 @@ class Box:
         the lifespan's event loop, in another thread.
 
         Args:
-            check: Raise `JobFailed` at the end if a job has permanently failed.
+            check: Raise `JobFailed` at the end if a job has permanently failed. Each failure counts
+                for one call.
             backend: Event loop for async functions: "asyncio" or "trio".
             limit: Turn limit. A turn is one attempt at a job or a batch.
 
@@ -591,7 +592,8 @@ class Box:
 
         Args:
             duration: Time to pass, in seconds or as a `timedelta`.
-            check: Raise `JobFailed` at the end if a job has permanently failed.
+            check: Raise `JobFailed` at the end if a job has permanently failed. Each failure counts
+                for one call.
             backend: Event loop for async functions: "asyncio" or "trio".
             limit: Turn limit, as in `run`.
             **time: Time to pass in addition, as keyword arguments of `timedelta`.
@@ -817,10 +819,12 @@ class Box:
         job.state = JobState.DELAYED if delay else JobState.WAITING
 
     def _check(self, *, check: bool) -> None:
-        failed = next((job for job in self.jobs if job.failed_by_itself), None)
-        if check and failed is not None:
-            cause = failed.failure.error if failed.failure else None
-            raise failure_of(failed) from cause
+        new = [job for job in self.jobs if job.failed_by_itself and not job.is_checked]
+        for job in new:
+            job.is_checked = True
+        if check and new:
+            cause = new[0].failure.error if new[0].failure else None
+            raise failure_of(new[0]) from cause
 
 
 def answer_route(task: RemoteTask[..., Any], answer: Any) -> Route:

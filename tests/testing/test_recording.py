@@ -120,6 +120,21 @@ def test_jobs_run_here_with_those_that_they_enqueue(shop: Shop) -> None:
     assert shop.threads == {threading.get_ident()}
 
 
+def test_a_failure_is_raised_by_one_call(shop: Shop) -> None:
+    @shop.app.task(attempts=1)
+    def refuse(number: int) -> None:
+        raise ValueError(number)
+
+    with recorded(shop.app) as box:
+        refuse.delay(1)
+        box.run(check=False)
+        box.advance(60)
+        refuse.delay(2)
+        with pytest.raises(JobFailed, match="ValueError: 2"):
+            box.run()
+        box.run()
+
+
 async def test_they_run_in_an_event_loop_too(shop: Shop) -> None:
     with recorded(shop.app) as box:
         handle = await shop.welcome.adelay("ann")
