@@ -63,14 +63,6 @@ from taskbull.queue.questions import (
     server_operation,
 )
 from taskbull.scripts import browse, read, records
-from taskbull.scripts import browse as servers
-from taskbull.scripts.browse import (
-    EndsByMinute,
-    JobRows,
-    probe_commands,
-    try_plainly,
-    try_shared_keys,
-)
 from taskbull.scripts.call import AnySteps, Call
 from taskbull.scripts.change import preview_steps
 from taskbull.scripts.groups import get_groups
@@ -126,22 +118,22 @@ class ServerOperations:
     @server_operation
     def info(self, server: Node) -> AnySteps[dict[str, str]]:
         """Return the fields of a server's INFO."""
-        return ask_on(server, servers.get_info())
+        return ask_on(server, browse.get_info())
 
     @server_operation
     def cluster_info(self, server: Node) -> AnySteps[dict[str, str]]:
         """Return the fields of a server's CLUSTER INFO."""
-        return ask_on(server, servers.get_cluster_info())
+        return ask_on(server, browse.get_cluster_info())
 
     @server_operation
     def save_points(self, server: Node) -> AnySteps[str]:
         """Return a server's snapshot settings (`save`). Empty if it writes no snapshots."""
-        return ask_on(server, servers.get_setting("save"))
+        return ask_on(server, browse.get_setting("save"))
 
     @server_operation
     def time(self, server: Node) -> AnySteps[float]:
         """Return the time by a server's clock, in seconds since 1970."""
-        return ask_on(server, servers.get_time())
+        return ask_on(server, browse.get_time())
 
     @server_operation
     def server_of(self, queue: str) -> AnySteps[Node]:
@@ -153,8 +145,8 @@ class ServerOperations:
         """Try all commands that taskbull needs for a queue. Return the refused ones with errors."""
         keys, token = self.namespace.keys(queue), token_hex(8)
         server = yield from server_of(keys)
-        refused = yield from ask_on(server, probe_commands(keys, token))
-        for name, command in try_plainly(keys, token).items():
+        refused = yield from ask_on(server, browse.probe_commands(keys, token))
+        for name, command in browse.try_plainly(keys, token).items():
             try:
                 yield from ask_on(server, command)
             except ServerRefused as error:
@@ -165,7 +157,7 @@ class ServerOperations:
     @server_operation
     def try_shared_keys(self) -> AnySteps[None]:
         """Raise an error if the user may not write the keys that all queues share."""
-        return ask(try_shared_keys(self.namespace.prefix, token_hex(8)))
+        return ask(browse.try_shared_keys(self.namespace.prefix, token_hex(8)))
 
     # The queues
 
@@ -224,7 +216,7 @@ class QueueWatch:
         self._arrived: deque[tuple[float, int]] = deque()
         self._finished: deque[tuple[float, int]] = deque()
         self._versions: set[str] = set()
-        self.ends: EndsByMinute | None = None
+        self.ends: browse.EndsByMinute | None = None
         """Finished jobs per minute."""
         self.workers: Workers | None = None
         self.seen: Sequence[Seen] = ()
@@ -566,18 +558,18 @@ class ServerExplanations(ServerLooks):
         return max(median(took), 0) / 1000 if took else None
 
 
-def count_ends(keys: QueueKeys) -> Call[EndsByMinute]:
+def count_ends(keys: QueueKeys) -> Call[browse.EndsByMinute]:
     """Count the stored jobs that finished in each of the last 60 minutes."""
     minute_ms = int(time.time()) // 60 * 60_000
     return browse.count_ends(keys, minute_ms, 60)
 
 
-def oldest_running(keys: QueueKeys) -> Call[JobRows]:
+def oldest_running(keys: QueueKeys) -> Call[browse.JobRows]:
     """Read the longest-running jobs of a queue, to check their locks."""
     return browse.list_jobs(keys, JobState.ACTIVE, limit=_LOOKED_AT, fields=RUN_TIME_FIELDS)
 
 
-def next_delayed(keys: QueueKeys) -> Call[JobRows]:
+def next_delayed(keys: QueueKeys) -> Call[browse.JobRows]:
     """Read the delayed jobs that are due next, to find those whose task no worker has."""
     return browse.list_jobs(keys, JobState.DELAYED, limit=_DELAYED, fields=UNKNOWN_TASK_FIELDS)
 

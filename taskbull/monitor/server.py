@@ -30,7 +30,7 @@ from taskbull.queue.questions import (
     server_operation,
     with_rules,
 )
-from taskbull.queue.queue import Queue, SyncQueue
+from taskbull.queue.queue import AnyQueue, Queue, SyncQueue
 from taskbull.queue.stores import Stores
 from taskbull.queue.streams import Cursor, follow
 from taskbull.scripts.browse import escape_pattern
@@ -70,6 +70,7 @@ def _read_stack(queue: str, job_id: str, raw: bytes) -> JobStack:
 
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=AnyQueue)
 
 __all__ = ["AnyServer", "Namespace", "Node", "Where"]
 
@@ -145,6 +146,16 @@ class AnyServer(
         """The glob pattern for the keys that all queues share, such as the list of queues."""
         return f"{escape_pattern(self.namespace.prefix)}::tb:*"
 
+    def _queue(self, kind: type[Q], name: str) -> Q:
+        where, limit = self.namespace, self._call_timeout
+        return kind(
+            name,
+            redis=self._stores,
+            prefix=where.prefix,
+            hash_tag=where.hash_tag,
+            call_timeout=limit,
+        )
+
     @server_operation
     def quiet_worker(self, worker_id: str) -> AnySteps[WorkerRecord]:
         """Ask a taskbull worker to stop fetching jobs. Its running jobs continue.
@@ -218,13 +229,7 @@ class Server(AnyServer, Awaited):
 
     def queue(self, name: str) -> Queue:
         """Return a queue to add or change jobs. This sends nothing to Redis."""
-        return Queue(
-            name,
-            redis=self._stores,
-            prefix=self.namespace.prefix,
-            hash_tag=self.namespace.hash_tag,
-            call_timeout=self._call_timeout,
-        )
+        return self._queue(Queue, name)
 
     async def stack(self, queue: str, job_id: str, *, timeout: float = STACK_TIMEOUT) -> JobStack:
         """Return the stack of a running job. See `SyncServer.stack`."""
@@ -250,13 +255,7 @@ class SyncServer(AnyServer, Blocking):
 
     def queue(self, name: str) -> SyncQueue:
         """Return a queue to add or change jobs. This sends nothing to Redis."""
-        return SyncQueue(
-            name,
-            redis=self._stores,
-            prefix=self.namespace.prefix,
-            hash_tag=self.namespace.hash_tag,
-            call_timeout=self._call_timeout,
-        )
+        return self._queue(SyncQueue, name)
 
     def follow_items(self, queue: str, job_id: str) -> Iterator[list[Entry]]:
         """Yield the entries of a job's stream until the job has ended. See `JobHandle.stream`."""
