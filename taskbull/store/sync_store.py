@@ -269,11 +269,15 @@ class ConnectionPool:
             raise ConnectionLost(f"no time left to send a command to Redis at {endpoint}")
         if self._process != os.getpid():  # after a fork, the sockets belong to the parent
             self._idle, self._process = defaultdict(deque), os.getpid()
-        connection = self._usable(self._idle[endpoint])
-        if connection is None:
-            connecting = self._address.connect_timeout or CONNECT_TIMEOUT
-            connection = SyncConnection(endpoint, self._address, min(deadline.left, connecting))
-        return connection
+        idle = self._idle[endpoint]
+        try:
+            while (connection := idle.pop()).stale:
+                connection.close()
+            return connection
+        except IndexError:
+            pass  # none is idle
+        connecting = self._address.connect_timeout or CONNECT_TIMEOUT
+        return SyncConnection(endpoint, self._address, min(deadline.left, connecting))
 
     def keep(self, endpoint: Endpoint, connection: SyncConnection) -> None:
         """Put a connection back into the pool. It must have no unanswered commands."""
@@ -314,17 +318,6 @@ class ConnectionPool:
     def close(self) -> None:
         for endpoint in list(self._idle):
             self.discard(endpoint)
-
-    @staticmethod
-    def _usable(idle: deque[SyncConnection]) -> SyncConnection | None:
-        while True:
-            try:
-                connection = idle.pop()
-            except IndexError:
-                return None
-            if not connection.stale:
-                return connection
-            connection.close()
 
 
 def _connect(endpoint: Endpoint, address: Address, timeout: float) -> SyncSocket:
