@@ -17,9 +17,8 @@ from taskbull.core.wire.job import QueueEvent
 from taskbull.core.worker_record import WorkerRecord
 from taskbull.errors import ConfigurationError, ServerRefused, TaskbullError, WorkerNotFound
 from taskbull.monitor.audit import BoardOperations
-from taskbull.monitor.browse import HiddenLooks, JobLooks, ScheduleLooks
-from taskbull.monitor.inspect import Node, ServerOperations
-from taskbull.monitor.overview import ActivityLooks, ServerOverview
+from taskbull.monitor.inspect import Node
+from taskbull.monitor.overview import ServerOverview
 from taskbull.queue.handle import CALL_TIMEOUT
 from taskbull.queue.questions import (
     Awaited,
@@ -75,15 +74,7 @@ Q = TypeVar("Q", bound=AnyQueue)
 __all__ = ["AnyServer", "Namespace", "Node", "Where"]
 
 
-class AnyServer(
-    ServerOperations,
-    ServerOverview,
-    JobLooks,
-    HiddenLooks,
-    ActivityLooks,
-    ScheduleLooks,
-    BoardOperations,
-):
+class AnyServer(ServerOverview, BoardOperations):
     """All queues under one prefix of a Redis server, Sentinel or Cluster, from any producer.
 
     Most calls read a bounded amount of data. If Redis is unavailable, a call fails within
