@@ -15,7 +15,7 @@ from taskbull.errors import Snooze, TaskbullError
 from taskbull.observability.logs import cut, one_line
 from taskbull.worker.attempt import Route, SyncHandler, system_route
 from taskbull.worker.batch import Batch, BatchRules
-from taskbull.worker.running_job import RunningJob
+from taskbull.worker.running_job import RunningJob, port_of
 from taskbull.worker.streaming import awaited_call, plain_call
 
 # Jobs of unregistered tasks wait for a worker that has the task.
@@ -51,7 +51,7 @@ class UnknownTaskHandler:
             TaskNotRegistered: If the job has waited for a day.
         """
         try:
-            waited = await job.arecord_unknown_task(PATIENCE)
+            waited = await port_of(job).arecord_unknown_task(PATIENCE)
         except TaskbullError:  # A Redis problem is not a reason to fail a job.
             raise Snooze(SHORTEST) from None
         missing = self._registry.missing(job.name, job.queue)
@@ -180,14 +180,16 @@ def _bare_function(task: Task[..., Any]) -> SyncHandler:
         arguments = read_and_inject(job)
         for one in receivers:
             if one.parameter not in arguments:
-                arguments[one.parameter] = one.take(job.child_results(one.child))
+                results = port_of(job).call("child_results", one.child)
+                arguments[one.parameter] = one.take(results)
         return call(**arguments)
 
     async def areceive(job: RunningJob) -> Any:
         arguments = read_and_inject(job)
         for one in receivers:
             if one.parameter not in arguments:
-                arguments[one.parameter] = one.take(await job.achild_results(one.child))
+                results = await port_of(job).acall("child_results", one.child)
+                arguments[one.parameter] = one.take(results)
         return await call(**arguments)
 
     return areceive if task.is_async else receive

@@ -169,16 +169,9 @@ class Defaults(Struct, frozen=True):
             raise ConfigurationError(
                 "grace needs process=True: only a function in a process can be stopped"
             )
-        own = RetryPolicy(
-            attempts=given.get("attempts"),
-            backoff=given.get("backoff"),
-            error_backoffs=given.get("error_backoffs"),
-            classify=given.get("classify"),
-            retry_on=given.get("retry_on"),
-            fail_on=given.get("fail_on"),
-            throws=given.get("throws"),
-        )
-        said = {name: value for name, value in _of_job(given).items() if value is not None}
+        own = RetryPolicy(**_fields_of(RetryPolicy, given))
+        said = _fields_of(JobOptions, given)
+        said = {name: value for name, value in said.items() if value is not None}
         said.pop("on_failure", None)  # The hook, not the option of a child in a flow.
         if "dedup" in said:
             said["dedup"] = DedupRule(said["dedup"])
@@ -244,10 +237,14 @@ def defaults_of(
     Raises:
         ConfigurationError: If an option is invalid.
     """
-    said = _of_job(given)
+    said = _fields_of(JobOptions, given)
     if said.get("dedup") is not None:
         said["dedup"] = DedupRule(said["dedup"])
     jobs = JobOptions(attempts=ATTEMPTS if attempts is None else attempts, **said)
+    retries = {**_fields_of(RetryPolicy, given), "backoff": jobs.backoff}
+    policy = RetryPolicy(
+        attempts=attempts, classify=classify, unknown_errors=unknown_errors, **retries
+    )
     process = given.get("process", False)
     check_bool("process", process)
     tz = given.get("tz")
@@ -258,16 +255,7 @@ def defaults_of(
     return Defaults(
         queue,
         jobs,
-        RetryPolicy(
-            attempts=attempts,
-            backoff=jobs.backoff,
-            error_backoffs=jobs.error_backoffs,
-            classify=classify,
-            unknown_errors=unknown_errors,
-            retry_on=given.get("retry_on"),
-            fail_on=given.get("fail_on"),
-            throws=given.get("throws"),
-        ),
+        policy,
         process=process,
         grace=seconds("grace", given.get("grace", GRACE)),
         tz=tz,
@@ -280,7 +268,7 @@ def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
     Raises:
         ConfigurationError: If a backoff is a function, which cannot be stored.
     """
-    said = _of_job(given)
+    said = _fields_of(JobOptions, given)
     _refuse_functions(said.get("backoff"), said.get("error_backoffs"))
     if said.get("delay") is not None:
         said.setdefault("eta", None)
@@ -289,10 +277,11 @@ def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
     return structs.replace(task, **said)
 
 
-def _of_job(given: TaskOptions | CallOptions | GroupOptions) -> dict[str, Any]:
-    """Return only the options that a job stores."""
-    fields = JobOptions.__struct_fields__
-    return {name: value for name, value in given.items() if name in fields}
+def _fields_of(
+    kind: type[JobOptions | RetryPolicy], given: TaskOptions | CallOptions | GroupOptions
+) -> dict[str, Any]:
+    """Return only the options that are fields of this class."""
+    return {name: value for name, value in given.items() if name in kind.__struct_fields__}
 
 
 def _refuse_functions(backoff: object, error_backoffs: object) -> None:

@@ -145,6 +145,14 @@ class QueueKeys(Struct, frozen=True):
         return tagged
 
     @property
+    def states(self) -> tuple[str, ...]:
+        """Keys of the lists and sets of jobs, in the order in which scripts look for a job."""
+        return (
+            *(self.completed, self.failed, self.delayed, self.prioritized),
+            *(self.waiting_children, self.active, self.wait, self.paused),
+        )
+
+    @property
     def qualified_name(self) -> str:
         """Name of the queue in parents and children: `<prefix>:<tagged>`."""
         return self.base[:-1]

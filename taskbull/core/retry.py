@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from msgspec import Struct
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import asdict, force_setattr, replace
 
 from taskbull.core.backoff import Backoff
 from taskbull.core.job import Job
@@ -137,18 +137,10 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
     def over(self, other: RetryPolicy) -> RetryPolicy:
         """Return this policy with unspecified settings taken from the other one."""
-        return RetryPolicy(
-            attempts=self.attempts or other.attempts,
-            backoff=self.backoff or other.backoff,
-            error_backoffs=self.error_backoffs
-            if self.error_backoffs is not None
-            else other.error_backoffs,
-            classify=self.classify or other.classify,
-            unknown_errors=self.unknown_errors or other.unknown_errors,
-            retry_on=_over(self.retry_on, other.retry_on, self.fail_on),
-            fail_on=_over(self.fail_on, other.fail_on, self.retry_on),
-            throws=other.throws if self.throws is None else self.throws,
-        )
+        own = {name: value for name, value in asdict(self).items() if value is not None}
+        own["retry_on"] = _over(self.retry_on, other.retry_on, self.fail_on)
+        own["fail_on"] = _over(self.fail_on, other.fail_on, self.retry_on)
+        return replace(other, **own)
 
 
 def _over(

@@ -82,15 +82,12 @@ __all__ = [
     "FieldPiece",
     "HiddenError",
     "HiddenErrors",
-    "HiddenLooks",
     "JobDetails",
     "JobHistory",
-    "JobLooks",
     "JobRow",
     "JobRows",
     "Logs",
     "QueueSample",
-    "ScheduleLooks",
     "ScheduledRun",
     "SearchStep",
     "StreamPreview",
@@ -106,58 +103,6 @@ _ITEMS = 20
 
 FIELDS = tuple(WIRE_NAMES)
 """Fields of a job that may have any length."""
-
-
-class JobLooks:
-    """Methods that read parts of one job."""
-
-    namespace: Namespace
-
-    @server_operation
-    def preview_field(
-        self, queue: str, job_id: str, field: str, *, most: int = 16_384, end: bool = False
-    ) -> AnySteps[FieldPiece]:
-        """Read the first or last bytes of a job's field, with one call of two commands.
-
-        For fields above 4 MB, only the size is returned, because Redis would have to copy the whole
-        field.
-        """
-        check_int("most", most, least=1, most=65_536)
-        keys = self.namespace.keys(queue)
-        return ask(read.preview_field(keys, check_text("job_id", job_id), _field(field), most,
-                                         end=end))  # fmt: skip
-
-    @server_operation
-    def get_field(self, queue: str, job_id: str, field: str) -> AnySteps[bytes | None]:
-        """Read the raw value of a job's field, of any size, or None if it does not exist."""
-        keys = self.namespace.keys(queue)
-        return ask(read.get_field(keys, check_text("job_id", job_id), _field(field)))
-
-    @server_operation
-    def newest_log(self, queue: str, job_id: str, most: int = 200) -> AnySteps[Logs]:
-        """Read the newest lines of a job's log, up to 256 kB, with one command per line."""
-        check_int("most", most, least=1, most=1000)
-        return ask(read.get_newest_logs(self.namespace.keys(queue), job_id, most))
-
-    @server_operation
-    def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> AnySteps[list[bytes]]:
-        """Read all lines of a job's log, with one command per 100 lines.
-
-        Reading stops once the lines exceed `most_bytes`.
-        """
-        keys, lines, length = self.namespace.keys(queue), list[bytes](), 0
-        while True:
-            some = yield from ask(read.get_log_lines(keys, job_id, len(lines)))
-            lines += some
-            length += sum(map(len, some))
-            if len(some) < LOG_PIECE or length > most_bytes:
-                return lines
-
-    @server_operation
-    def history(self, queue: str, job_id: str) -> AnySteps[JobHistory]:
-        """Read a job's history from the newest 1,000 events, with one call of ~100 commands."""
-        keys = self.namespace.keys(queue)
-        return ask(read.find_events(keys, check_text("job_id", job_id)))
 
 
 def _field(name: str) -> str:
@@ -493,82 +438,55 @@ class ServerLooks:
     def _with_attempts(self, rows: Iterable[JobRow]) -> list[JobRow]:
         return [replace(row, attempts=self._attempts_of(row.job)) for row in rows]
 
+    # Parts of one job: large fields, its log, its earlier attempts
 
-def _steps(keys: QueueKeys, job_id: str) -> AnySteps[list[JobStep]]:
-    """Return the steps of a job with their results, or nothing if their key has another type."""
-    try:
-        return (yield from ask(read_steps(keys, job_id)))
-    except ServerRefused as error:
-        if error.code != "WRONGTYPE":
-            raise
-        return []
+    @server_operation
+    def preview_field(
+        self, queue: str, job_id: str, field: str, *, most: int = 16_384, end: bool = False
+    ) -> AnySteps[FieldPiece]:
+        """Read the first or last bytes of a job's field, with one call of two commands.
 
+        For fields above 4 MB, only the size is returned, because Redis would have to copy the whole
+        field.
+        """
+        check_int("most", most, least=1, most=65_536)
+        keys = self.namespace.keys(queue)
+        return ask(read.preview_field(keys, check_text("job_id", job_id), _field(field), most,
+                                         end=end))  # fmt: skip
 
-def _state(state: JobState | str) -> JobState:
-    if state not in set(STATES):
-        raise refusal("state", f"be one of {', '.join(STATES)}", state)
-    return JobState(state)
+    @server_operation
+    def get_field(self, queue: str, job_id: str, field: str) -> AnySteps[bytes | None]:
+        """Read the raw value of a job's field, of any size, or None if it does not exist."""
+        keys = self.namespace.keys(queue)
+        return ask(read.get_field(keys, check_text("job_id", job_id), _field(field)))
 
+    @server_operation
+    def newest_log(self, queue: str, job_id: str, most: int = 200) -> AnySteps[Logs]:
+        """Read the newest lines of a job's log, up to 256 kB, with one command per line."""
+        check_int("most", most, least=1, most=1000)
+        return ask(read.get_newest_logs(self.namespace.keys(queue), job_id, most))
 
-def _bounds(state: JobState, after: After, terms: Terms | None) -> tuple[After, float | None]:
-    """Return the start cursor and the final score for the time range in `terms`."""
-    if terms is None or state not in _TIMED:
-        return after, None
-    first, last = terms.before, terms.after  # The newest jobs come first.
-    if state is JobState.DELAYED:
-        low = None if last is None else delay_score_range(instant_to_ms(last))[0] - 1
-        high = None if first is None else delay_score_range(instant_to_ms(first))[1]
-        begin = after if after != START or low is None else After(score=str(low), id="\uffff")
-        return begin, high
-    begin = after
-    if after == START and first is not None:
-        begin = After(score=str(instant_to_ms(first)), id="\uffff")
-    return begin, None if last is None else instant_to_ms(last)
+    @server_operation
+    def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> AnySteps[list[bytes]]:
+        """Read all lines of a job's log, with one command per 100 lines.
 
+        Reading stops once the lines exceed `most_bytes`.
+        """
+        keys, lines, length = self.namespace.keys(queue), list[bytes](), 0
+        while True:
+            some = yield from ask(read.get_log_lines(keys, job_id, len(lines)))
+            lines += some
+            length += sum(map(len, some))
+            if len(some) < LOG_PIECE or length > most_bytes:
+                return lines
 
-_TIMED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.DELAYED})
+    @server_operation
+    def history(self, queue: str, job_id: str) -> AnySteps[JobHistory]:
+        """Read a job's history from the newest 1,000 events, with one call of ~100 commands."""
+        keys = self.namespace.keys(queue)
+        return ask(read.find_events(keys, check_text("job_id", job_id)))
 
-
-# Server methods for errors hidden by retries. The job may still succeed in a later attempt.
-
-
-_LOOKED_AT: Final[Mapping[JobState, int]] = {
-    JobState.DELAYED: 500,  # Most jobs wait here for their next attempt.
-    JobState.ACTIVE: 100,
-    JobState.WAITING: 100,
-    JobState.PRIORITIZED: 100,
-    JobState.PAUSED: 100,
-}
-"""Number of jobs to check in each state, starting with the next to run."""
-
-
-class HiddenError(Struct, frozen=True):
-    """Failed attempts with the same error, of jobs that have not failed permanently."""
-
-    fingerprint: str
-    task: str
-    error: str
-    jobs: int
-    """Number of checked jobs whose last failure was this error."""
-    counted: int
-    """Number of attempts with this error that taskbull workers counted in the last hour or two."""
-    newest: str
-    """Id of one such job, or empty if the error is known only from the counts."""
-
-
-class HiddenErrors(Struct, frozen=True):
-    """The errors of attempts that failed and are retried."""
-
-    errors: list[HiddenError]
-    """Errors, the most frequent first."""
-    looked_at: int
-    """Number of unfinished jobs that were checked."""
-
-
-class HiddenLooks:
-    """Methods that read failed attempts that are retried, by any worker."""
-
-    namespace: Namespace
+    # Errors of attempts that are retried
 
     @server_operation
     def retried(self, queue: str) -> AnySteps[HiddenErrors]:
@@ -623,18 +541,7 @@ class HiddenLooks:
             found[each.fingerprint] = replace(each, count=each.count + before)
         return found
 
-
-# Server methods that find the last runs of schedules.
-
-
-_EARLIER: Final = 2
-"""Number of earlier runs to look for. A run may have been skipped while no worker was running."""
-
-
-class ScheduleLooks:
-    """Methods that read the runs of schedules."""
-
-    namespace: Namespace
+    # Schedules
 
     @server_operation
     def last_runs(self, schedules: Sequence[Schedule]) -> AnySteps[list[ScheduledRun | None]]:
@@ -648,6 +555,84 @@ class ScheduleLooks:
         ]
         found = yield from ask_each(calls)
         return [None if isinstance(each, TaskbullError) else each for each in found]
+
+
+def _steps(keys: QueueKeys, job_id: str) -> AnySteps[list[JobStep]]:
+    """Return the steps of a job with their results, or nothing if their key has another type."""
+    try:
+        return (yield from ask(read_steps(keys, job_id)))
+    except ServerRefused as error:
+        if error.code != "WRONGTYPE":
+            raise
+        return []
+
+
+def _state(state: JobState | str) -> JobState:
+    if state not in set(STATES):
+        raise refusal("state", f"be one of {', '.join(STATES)}", state)
+    return JobState(state)
+
+
+def _bounds(state: JobState, after: After, terms: Terms | None) -> tuple[After, float | None]:
+    """Return the start cursor and the final score for the time range in `terms`."""
+    if terms is None or state not in _TIMED:
+        return after, None
+    first, last = terms.before, terms.after  # The newest jobs come first.
+    if state is JobState.DELAYED:
+        low = None if last is None else delay_score_range(instant_to_ms(last))[0] - 1
+        high = None if first is None else delay_score_range(instant_to_ms(first))[1]
+        begin = after if after != START or low is None else After(score=str(low), id="\uffff")
+        return begin, high
+    begin = after
+    if after == START and first is not None:
+        begin = After(score=str(instant_to_ms(first)), id="\uffff")
+    return begin, None if last is None else instant_to_ms(last)
+
+
+_TIMED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.DELAYED})
+
+
+# Errors hidden by retries. The job may still succeed in a later attempt.
+
+
+_LOOKED_AT: Final[Mapping[JobState, int]] = {
+    JobState.DELAYED: 500,  # Most jobs wait here for their next attempt.
+    JobState.ACTIVE: 100,
+    JobState.WAITING: 100,
+    JobState.PRIORITIZED: 100,
+    JobState.PAUSED: 100,
+}
+"""Number of jobs to check in each state, starting with the next to run."""
+
+
+class HiddenError(Struct, frozen=True):
+    """Failed attempts with the same error, of jobs that have not failed permanently."""
+
+    fingerprint: str
+    task: str
+    error: str
+    jobs: int
+    """Number of checked jobs whose last failure was this error."""
+    counted: int
+    """Number of attempts with this error that taskbull workers counted in the last hour or two."""
+    newest: str
+    """Id of one such job, or empty if the error is known only from the counts."""
+
+
+class HiddenErrors(Struct, frozen=True):
+    """The errors of attempts that failed and are retried."""
+
+    errors: list[HiddenError]
+    """Errors, the most frequent first."""
+    looked_at: int
+    """Number of unfinished jobs that were checked."""
+
+
+# The last runs of schedules.
+
+
+_EARLIER: Final = 2
+"""Number of earlier runs to look for. A run may have been skipped while no worker was running."""
 
 
 def _due_before(schedule: Schedule) -> list[int]:

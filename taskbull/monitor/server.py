@@ -17,9 +17,8 @@ from taskbull.core.wire.job import QueueEvent
 from taskbull.core.worker_record import WorkerRecord
 from taskbull.errors import ConfigurationError, ServerRefused, TaskbullError, WorkerNotFound
 from taskbull.monitor.audit import BoardOperations
-from taskbull.monitor.browse import HiddenLooks, JobLooks, ScheduleLooks
-from taskbull.monitor.inspect import Node, ServerOperations
-from taskbull.monitor.overview import ActivityLooks, ServerOverview
+from taskbull.monitor.inspect import Node
+from taskbull.monitor.overview import ServerOverview
 from taskbull.queue.handle import CALL_TIMEOUT
 from taskbull.queue.questions import (
     Awaited,
@@ -30,7 +29,7 @@ from taskbull.queue.questions import (
     server_operation,
     with_rules,
 )
-from taskbull.queue.queue import Queue, SyncQueue
+from taskbull.queue.queue import AnyQueue, Queue, SyncQueue
 from taskbull.queue.stores import Stores
 from taskbull.queue.streams import Cursor, follow
 from taskbull.scripts.browse import escape_pattern
@@ -70,19 +69,12 @@ def _read_stack(queue: str, job_id: str, raw: bytes) -> JobStack:
 
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=AnyQueue)
 
 __all__ = ["AnyServer", "Namespace", "Node", "Where"]
 
 
-class AnyServer(
-    ServerOperations,
-    ServerOverview,
-    JobLooks,
-    HiddenLooks,
-    ActivityLooks,
-    ScheduleLooks,
-    BoardOperations,
-):
+class AnyServer(ServerOverview, BoardOperations):
     """All queues under one prefix of a Redis server, Sentinel or Cluster, from any producer.
 
     Most calls read a bounded amount of data. If Redis is unavailable, a call fails within
@@ -144,6 +136,16 @@ class AnyServer(
     def shared_key_pattern(self) -> str:
         """The glob pattern for the keys that all queues share, such as the list of queues."""
         return f"{escape_pattern(self.namespace.prefix)}::tb:*"
+
+    def _queue(self, kind: type[Q], name: str) -> Q:
+        where, limit = self.namespace, self._call_timeout
+        return kind(
+            name,
+            redis=self._stores,
+            prefix=where.prefix,
+            hash_tag=where.hash_tag,
+            call_timeout=limit,
+        )
 
     @server_operation
     def quiet_worker(self, worker_id: str) -> AnySteps[WorkerRecord]:
@@ -218,13 +220,7 @@ class Server(AnyServer, Awaited):
 
     def queue(self, name: str) -> Queue:
         """Return a queue to add or change jobs. This sends nothing to Redis."""
-        return Queue(
-            name,
-            redis=self._stores,
-            prefix=self.namespace.prefix,
-            hash_tag=self.namespace.hash_tag,
-            call_timeout=self._call_timeout,
-        )
+        return self._queue(Queue, name)
 
     async def stack(self, queue: str, job_id: str, *, timeout: float = STACK_TIMEOUT) -> JobStack:
         """Return the stack of a running job. See `SyncServer.stack`."""
@@ -250,13 +246,7 @@ class SyncServer(AnyServer, Blocking):
 
     def queue(self, name: str) -> SyncQueue:
         """Return a queue to add or change jobs. This sends nothing to Redis."""
-        return SyncQueue(
-            name,
-            redis=self._stores,
-            prefix=self.namespace.prefix,
-            hash_tag=self.namespace.hash_tag,
-            call_timeout=self._call_timeout,
-        )
+        return self._queue(SyncQueue, name)
 
     def follow_items(self, queue: str, job_id: str) -> Iterator[list[Entry]]:
         """Yield the entries of a job's stream until the job has ended. See `JobHandle.stream`."""

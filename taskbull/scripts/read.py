@@ -259,17 +259,7 @@ def get_job(queue: QueueKeys, job_id: str) -> Command[Job | None]:
 
 def get_state(queue: QueueKeys, job_id: str) -> Call[JobState]:
     """Return the state of a job."""
-    keys = (
-        queue.completed,
-        queue.failed,
-        queue.delayed,
-        queue.prioritized,
-        queue.waiting_children,
-        queue.active,
-        queue.wait,
-        queue.paused,
-    )
-    return Call(GET_STATE, keys, (job_id,), lambda reply: JobState(text(reply)))
+    return Call(GET_STATE, queue.states, (job_id,), lambda reply: JobState(text(reply)))
 
 
 def get_ending(queue: QueueKeys, job_id: str) -> Call[Ending | None]:
@@ -491,23 +481,13 @@ class ChildKeys(Struct, frozen=True):
 def get_nodes(places: Sequence[Place]) -> Call[list[TreeNode]]:
     """Read jobs of one queue, or as many of the first ones as fit in one reply."""
     queue = places[0].queue
-    keys = (
-        queue.completed,
-        queue.failed,
-        queue.delayed,
-        queue.prioritized,
-        queue.waiting_children,
-        queue.active,
-        queue.wait,
-        queue.paused,
-    )
     flat = [word for place in places for word in (place.job_id, place.parent_key)]
     args = (queue.base, PAGE_BYTES, _LONGEST, msgspec.msgpack.encode(flat))
 
     def read(reply: list[Any]) -> list[TreeNode]:
         return [_node(*pair) for pair in zip(places, reply, strict=False)]
 
-    return Call(GET_NODES, keys, args, read)
+    return Call(GET_NODES, queue.states, args, read)
 
 
 def _node(place: Place, reply: list[Any]) -> TreeNode:

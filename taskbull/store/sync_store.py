@@ -269,11 +269,15 @@ class ConnectionPool:
             raise ConnectionLost(f"no time left to send a command to Redis at {endpoint}")
         if self._process != os.getpid():  # after a fork, the sockets belong to the parent
             self._idle, self._process = defaultdict(deque), os.getpid()
-        connection = self._usable(self._idle[endpoint])
-        if connection is None:
-            connecting = self._address.connect_timeout or CONNECT_TIMEOUT
-            connection = SyncConnection(endpoint, self._address, min(deadline.left, connecting))
-        return connection
+        idle = self._idle[endpoint]
+        try:
+            while (connection := idle.pop()).stale:
+                connection.close()
+            return connection
+        except IndexError:
+            pass  # none is idle
+        connecting = self._address.connect_timeout or CONNECT_TIMEOUT
+        return SyncConnection(endpoint, self._address, min(deadline.left, connecting))
 
     def keep(self, endpoint: Endpoint, connection: SyncConnection) -> None:
         """Put a connection back into the pool. It must have no unanswered commands."""
@@ -314,17 +318,6 @@ class ConnectionPool:
     def close(self) -> None:
         for endpoint in list(self._idle):
             self.discard(endpoint)
-
-    @staticmethod
-    def _usable(idle: deque[SyncConnection]) -> SyncConnection | None:
-        while True:
-            try:
-                connection = idle.pop()
-            except IndexError:
-                return None
-            if not connection.stale:
-                return connection
-            connection.close()
 
 
 def _connect(endpoint: Endpoint, address: Address, timeout: float) -> SyncSocket:
@@ -517,51 +510,39 @@ class SyncOneServer:
         self.only = None
 
 
-class SyncClusterNodes:
+class SyncClusterNodes(cluster.SlotMap):
     """The masters of a Redis Cluster."""
 
     single = False
     only: Endpoint | None = None
 
     def __init__(self, address: Address, pool: ConnectionPool) -> None:
+        super().__init__(address.endpoints)
         self._pool = pool
-        self._map = cluster.SlotMap(address.endpoints)
 
     def find(self, key: str, deadline: Deadline) -> Endpoint:
         """Return the server that holds `key`.
 
         Raises `ConnectionLost` if none can be found now.
         """
-        if (node := self._map.find(key)) is not None:
+        if (node := self.known(key)) is not None:
             return node
         self._draw_map(deadline)
-        return self._map.node_of(key)
-
-    def known(self, key: str) -> Endpoint | None:
-        """Return the server that holds `key`, or None if finding it needs I/O."""
-        return self._map.find(key)
+        return self.node_of(key)
 
     def servers(self, deadline: Deadline) -> list[Endpoint]:
         """Return the servers that hold the data."""
         self.find("", deadline)  # any key will do, because this reads all slots
-        return self._map.masters
-
-    def moved(self, key: str, endpoint: Endpoint) -> None:
-        """Record that `endpoint` now holds `key`."""
-        self._map.move(key, endpoint)
-
-    def doubt(self) -> None:
-        """Locate the servers again before the next call."""
-        self._map.forget()
+        return self.masters
 
     def _draw_map(self, deadline: Deadline) -> None:
         """Ask the nodes for the slots, one after the other, until one answers."""
         reasons: list[str] = []
-        for node in self._map.guides():
+        for node in self.guides():
             soon = Deadline(min(deadline.left, cluster.GUIDE_TIMEOUT), monotonic)
             try:
                 [reply] = self._pool.exchange(node, [cluster.READ_SLOTS], soon)
-                return self._map.draw(reply, node)
+                return self.draw(reply, node)
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
         raise cluster.no_guide(reasons)

@@ -44,16 +44,6 @@ class Approval:
     by: str = ""
 
 
-@pytest.fixture
-def admin(server: Reachable) -> redis.Redis:
-    return redis.Redis.from_url(server.url)
-
-
-@pytest.fixture
-def keys(prefix: str) -> QueueKeys:
-    return QueueKeys("default", prefix=prefix)
-
-
 class Waiting:
     """An app whose jobs wait, and the states that Redis shows."""
 

@@ -40,13 +40,6 @@ def store(server: Reachable) -> Iterator[SyncStore]:
 
 
 @pytest.fixture
-def proxy(server: Reachable) -> Iterator[Proxy]:
-    endpoint = parse(server.url).endpoints[0]
-    with Proxy((endpoint.host, endpoint.port)) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def through(proxy: Proxy) -> Iterator[SyncStore]:
     """A store that reaches the server through `proxy`, and has done so."""
     with closing(SyncStore(parse(proxy.url))) as store:
