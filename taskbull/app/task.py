@@ -240,7 +240,7 @@ def _name(function: str, task: Source[Any] | str) -> str:
 # Converting a call to a job: shared by a task and its variants
 
 
-class Home(Protocol):
+class TaskOwner(Protocol):
     """The app or group that a task belongs to."""
 
     @property
@@ -250,7 +250,7 @@ class Home(Protocol):
 class TaskCalling:
     """Converts calls of a function to jobs, for a task and all its variants."""
 
-    def __init__(self, function: Callable[..., Any], name: str, home: Home) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, home: TaskOwner) -> None:
         self.name = name
         self._home = home
         self.binder = self.by_hand = Binder(name, function)
@@ -660,7 +660,9 @@ def check_rules(settings: TaskSettings, binder: Binder) -> None:
             )
 
 
-def make_task(function: Callable[..., Any], settings: TaskSettings, home: Home) -> Task[..., Any]:
+def make_task(
+    function: Callable[..., Any], settings: TaskSettings, home: TaskOwner
+) -> Task[..., Any]:
     """Return an `AsyncTask` or a `SyncTask` for the function."""
     calling = TaskCalling(function, settings.name, home)
     if inspect.iscoroutinefunction(function):
@@ -737,7 +739,7 @@ class StreamCalling(TaskCalling):
     """Converts calls of a function that yields to jobs, and decodes their items."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str, home: Home, reduce: Reduce | None
+        self, function: Callable[..., Any], name: str, home: TaskOwner, reduce: Reduce | None
     ) -> None:
         super().__init__(function, name, home)
         self._reduce = reduce
@@ -841,7 +843,7 @@ class SyncStreamTask(StreamTask[P, R, I]):
 
 
 def make_stream_task(
-    function: Callable[..., Any], settings: TaskSettings, home: Home
+    function: Callable[..., Any], settings: TaskSettings, home: TaskOwner
 ) -> StreamTask[..., Any, Any]:
     """Return an `AsyncStreamTask` or a `SyncStreamTask` for the function."""
     reduce = list if settings.stream is None else settings.stream.reduce

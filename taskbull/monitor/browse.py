@@ -67,7 +67,7 @@ from taskbull.scripts.browse import (
 from taskbull.scripts.call import AnySteps
 from taskbull.scripts.change import preview_steps, read_steps
 from taskbull.scripts.groups import list_groups
-from taskbull.scripts.read import LOG_PIECE, Counts, FieldPiece, Logs
+from taskbull.scripts.read import LOG_PIECE, Counts, FieldPreview, Logs
 from taskbull.scripts.records import CountedError, get_records
 from taskbull.scripts.schedulers import ScheduledRun, find_run
 from taskbull.scripts.streams import StreamPreview, preview_items
@@ -79,18 +79,18 @@ __all__ = [
     "After",
     "ConnectedWorker",
     "CountedError",
-    "FieldPiece",
+    "FieldPreview",
     "HiddenError",
+    "HiddenErrorReads",
     "HiddenErrors",
-    "HiddenLooks",
     "JobDetails",
     "JobHistory",
-    "JobLooks",
+    "JobReads",
     "JobRow",
     "JobRows",
     "Logs",
     "QueueSample",
-    "ScheduleLooks",
+    "ScheduleReads",
     "ScheduledRun",
     "SearchStep",
     "StreamPreview",
@@ -108,7 +108,7 @@ FIELDS = tuple(WIRE_NAMES)
 """Fields of a job that may have any length."""
 
 
-class JobLooks:
+class JobReads:
     """Methods that read parts of one job."""
 
     namespace: Namespace
@@ -116,7 +116,7 @@ class JobLooks:
     @server_operation
     def preview_field(
         self, queue: str, job_id: str, field: str, *, most: int = 16_384, end: bool = False
-    ) -> AnySteps[FieldPiece]:
+    ) -> AnySteps[FieldPreview]:
         """Read the first or last bytes of a job's field, with one call of two commands.
 
         For fields above 4 MB, only the size is returned, because Redis would have to copy the whole
@@ -190,7 +190,7 @@ SAMPLE_LIFE = 600.0
 """Lifetime of a sample of old failures, in seconds."""
 
 
-class ServerLooks:
+class ServerReads:
     """Methods for bounded reads of all queues in a namespace."""
 
     namespace: Namespace
@@ -565,7 +565,7 @@ class HiddenErrors(Struct, frozen=True):
     """Number of unfinished jobs that were checked."""
 
 
-class HiddenLooks:
+class HiddenErrorReads:
     """Methods that read failed attempts that are retried, by any worker."""
 
     namespace: Namespace
@@ -631,7 +631,7 @@ _EARLIER: Final = 2
 """Number of earlier runs to look for. A run may have been skipped while no worker was running."""
 
 
-class ScheduleLooks:
+class ScheduleReads:
     """Methods that read the runs of schedules."""
 
     namespace: Namespace

@@ -17,9 +17,9 @@ from taskbull.core.wire.job import QueueEvent
 from taskbull.core.worker_record import WorkerRecord
 from taskbull.errors import ConfigurationError, ServerRefused, TaskbullError, WorkerNotFound
 from taskbull.monitor.audit import BoardOperations
-from taskbull.monitor.browse import HiddenLooks, JobLooks, ScheduleLooks
+from taskbull.monitor.browse import HiddenErrorReads, JobReads, ScheduleReads
 from taskbull.monitor.inspect import Node, ServerOperations
-from taskbull.monitor.overview import ActivityLooks, ServerOverview
+from taskbull.monitor.overview import ActivityReads, ServerOverview
 from taskbull.queue.handle import CALL_TIMEOUT
 from taskbull.queue.questions import (
     Awaited,
@@ -77,10 +77,10 @@ __all__ = ["AnyServer", "Namespace", "Node", "Where"]
 class AnyServer(
     ServerOperations,
     ServerOverview,
-    JobLooks,
-    HiddenLooks,
-    ActivityLooks,
-    ScheduleLooks,
+    JobReads,
+    HiddenErrorReads,
+    ActivityReads,
+    ScheduleReads,
     BoardOperations,
 ):
     """All queues under one prefix of a Redis server, Sentinel or Cluster, from any producer.

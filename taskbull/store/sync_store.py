@@ -28,7 +28,7 @@ from taskbull.scripts.call import (
     none_failed,
 )
 from taskbull.store.address import Address, Endpoint
-from taskbull.store.cluster import GUIDE_TIMEOUT, READ_SLOTS, SlotMap, is_clustered, no_guide
+from taskbull.store.cluster import GUIDE_TIMEOUT, READ_SLOTS, SlotMap, is_clustered, no_node_answers
 from taskbull.store.protocol import (
     ASKING,
     BROKEN,
@@ -56,12 +56,12 @@ from taskbull.store.protocol import (
     dial_error,
     explain,
     keep_alive,
-    last_words,
     loading,
     pack,
     read_replies,
     read_reply,
     redeliver,
+    replies_before_close,
     time_to_finish,
 )
 
@@ -183,7 +183,7 @@ class SyncConnection:
                 while (reply := gets()) is not False:
                     replies.append(reply)
         except OSError as error:
-            return last_words(replies, error)
+            return replies_before_close(replies, error)
         if len(replies) > len(commands):
             raise ProtocolError("a reply that no command asked for")
         return replies
@@ -557,14 +557,14 @@ class SyncClusterNodes:
     def _draw_map(self, deadline: Deadline) -> None:
         """Ask the nodes for the slots, one after the other, until one answers."""
         reasons: list[str] = []
-        for node in self._map.guides():
+        for node in self._map.nodes_to_ask():
             soon = Deadline(min(deadline.left, GUIDE_TIMEOUT), monotonic)
             try:
                 [reply] = self._pool.exchange(node, [READ_SLOTS], soon)
                 return self._map.draw(reply, node)
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
-        raise no_guide(reasons)
+        raise no_node_answers(reasons)
 
 
 # The store.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.monitor.browse import JobLooks, ServerLooks
+from taskbull.monitor.browse import JobReads, ServerReads
 from taskbull.monitor.inspect import ServerOperations
 from taskbull.monitor.server import Server, SyncServer
 from taskbull.queue.operations import (
@@ -30,7 +30,7 @@ OPERATIONS = sorted(
 
 OF_SERVERS = sorted(
     name
-    for kind in (ServerOperations, ServerLooks, JobLooks)
+    for kind in (ServerOperations, ServerReads, JobReads)
     for name, value in vars(kind).items()
     if isinstance(value, Method)
 )
