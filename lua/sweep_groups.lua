@@ -61,8 +61,10 @@ end
 if #lost > 0 then
   functions.place_all(lost)
 end
-if #ids > 0 then
-  redis.call("HSET", meta, "tb:groups", "1")
+-- BullMQ's obliterate deletes `meta` and all jobs, but no key of groups. A fetch removes those.
+if (#ids > 0 or redis.call("EXISTS", turns, held, running) > 0)
+  and redis.call("HSET", meta, "tb:groups", "1") == 1 then
+  any_repaired = true
 end
 if any_repaired or #lost > 0 then
   redis.call("ZADD", marker, 0, "0")

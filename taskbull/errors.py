@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -192,6 +193,7 @@ class InvalidArguments(TaskbullError, TypeError, ValueError):
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _RETRY: Final = f"{__name__}.Retry"
+_CLASS: Final = re.compile(r"((?:\w+\.)*[A-Z]\w*)(?=:|$)")
 _GROUP: Final = f"  + Exception Group {_TRACEBACK}"
 
 
@@ -204,7 +206,8 @@ def _class_in(stack: str) -> str | None:
     elif starts:
         lines = lines[starts[-1] + 1 :]
     elif not any(line.startswith("    at ") for line in lines):
-        return None
+        found = _CLASS.match(stack)  # An error without a stack, or another text.
+        return found[1] if found else None
     names = (line.partition(":")[0] for line in lines if not line.startswith(" "))
     name = next(names, "")
     if name == _RETRY and len(starts) > 1:

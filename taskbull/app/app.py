@@ -12,15 +12,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
+from msgspec.structs import replace
+
+from taskbull.app import discovery
 from taskbull.app.batch import is_batch
-from taskbull.app.discovery import (
-    AppSource,
-    check_not_importing,
-    find_attribute,
-    import_modules,
-    import_package,
-    source_of,
-)
 from taskbull.app.group import Registry, Resources, TaskGroup
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.producer import inherit_headers as _inherit_headers
@@ -86,7 +81,7 @@ class WorkerFactory:
         self,
         registry: Registry,
         policy: RetryPolicy,
-        source: Callable[[Iterable[str]], AppSource],
+        source: Callable[[Iterable[str]], discovery.AppSource],
     ) -> None:
         self._source = source
         self._registry = registry
@@ -531,7 +526,7 @@ class App(TaskGroup):
 
     def load_tasks(self) -> None:
         """Import the modules named by `include`. Workers do this when they are created."""
-        import_modules(self._modules, f"App {self.name}: include")
+        discovery.import_modules(self._modules, f"App {self.name}: include")
         super().load_tasks()
 
     def autodiscover(self, package: str, name: str | None = "tasks") -> list[str]:
@@ -547,7 +542,7 @@ class App(TaskGroup):
         Raises:
             ConfigurationError: If a module cannot be imported.
         """
-        return import_package(check_text("package", package), name)
+        return discovery.import_package(check_text("package", package), name)
 
     def _check_move(self, producer: Producer) -> None:
         """Reject a move to another Redis if this app was created with an explicit one."""
@@ -590,8 +585,9 @@ class App(TaskGroup):
         names = self.producer.stores.sync_store().run(call, timeout=limit)
         return sorted(set(names) - self.registry.local.keys())
 
-    def _source(self, modules: Iterable[str]) -> AppSource:
-        return source_of(self, self.name, self.target, modules)
+    def _source(self, modules: Iterable[str]) -> discovery.AppSource:
+        found = discovery.source_of(self, self.name, self.target, modules)
+        return replace(found, redis=self.producer.moved_to)
 
     def queue_options(self, queue: str, **rules: Unpack[QueueKeywords]) -> None:
         """Declare rules for a queue, for every worker of this app that serves it.
@@ -701,7 +697,7 @@ class App(TaskGroup):
     def _worker(self, queues: Queues | None, options: WorkerKeywords) -> Worker:
         if self.producer.detour is not None:
             raise NotRecorded(self.producer.detour.refusal)
-        check_not_importing()
+        discovery.check_not_importing()
         self.load_tasks()
         return self._factory.worker(
             self.producer.namespace, queues, options, self.declared_schedules
@@ -738,7 +734,7 @@ def load_app(target: str) -> App:
     Raises:
         ConfigurationError: If the module or attribute cannot be found, or is not an `App`.
     """
-    found = find_attribute(target)
+    found = discovery.find_attribute(target)
     if not isinstance(found, App):
         raise ConfigurationError(f"{target!r} must be an App, got {type(found).__qualname__}")
     found.target = target

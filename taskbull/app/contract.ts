@@ -78,11 +78,13 @@ export function configure(given: Partial<Settings>): void {
 
 /** Close all connections, after the running jobs of the workers have ended. */
 export async function close(): Promise<void> {
-  const open: Array<{ close(): Promise<void> }> = [];
-  for (const { worker } of workers.values()) open.push(worker);
-  for (const each of [...events.values(), ...queues.values()]) open.push(each);
-  for (const each of [workers, events, queues]) each.clear();
-  for (const each of open) await each.close();
+  const running = [...workers.values()];
+  workers.clear();
+  await Promise.all(running.map(({ worker }) => worker.close()));
+  // Their jobs may have opened these until now.
+  const open = [...events.values(), ...queues.values()];
+  for (const each of [events, queues]) each.clear();
+  await Promise.all(open.map((each) => each.close()));
 }
 
 type Handler = (data: any, job: bullmq.Job) => Promise<unknown>;

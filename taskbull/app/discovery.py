@@ -206,6 +206,8 @@ class AppSource(Struct, frozen=True):
     modules: list[str]
     script: str | None
     """The file of the program, if the app or a task is defined in it."""
+    redis: str | None = None
+    """URL of the Redis server to use, or None for the app's own."""
 
 
 def source_of(app: object, name: str, target: str | None, modules: Iterable[str]) -> AppSource:

@@ -35,7 +35,7 @@ from taskbull.queue.add_bulk import Bulk, Entry, Flow, Progress, add_at_once, ch
 from taskbull.queue.handle import Adder, DataCheck, JobHandle, QueueClient, ReadResult
 from taskbull.queue.stores import Detour, Stores
 from taskbull.scripts.call import AnySteps
-from taskbull.store.address import Address, Namespace
+from taskbull.store.address import Namespace, address_of
 
 if TYPE_CHECKING:
     from taskbull.monitor.server import AnyServer
@@ -239,6 +239,8 @@ class Producer:
         self._sync_queues: dict[str, SyncQueue] = {}
         self.detour: AppDetour | None = None
         """Takes jobs in place of Redis."""
+        self.moved_to: str | None = None
+        """URL of the server that a test uses in place of the app's own."""
         self.known_queues: Callable[[], Collection[str]] = tuple
         """Returns the queues that the app's workers serve. Empty if they are not known yet."""
         self.hooks: list[EnqueueHook] = []
@@ -298,18 +300,24 @@ class Producer:
         self.detour = self.stores.detour = detour
 
     @contextmanager
-    def moved(self, address: Address) -> Generator[None]:
+    def moved(self, url: str) -> Generator[None]:
         """Use another server in the block. For tests."""
         before = (self.namespace, self.stores, self._clients, self._queues, self._sync_queues)
-        detour, self.detour = self.detour, None
-        self.namespace = replace(self.namespace, address=address)
-        self.stores, self._clients, self._queues, self._sync_queues = Stores(address), {}, {}, {}
+        detour, moved_to = self.detour, self.moved_to
+        self.move(url)
         try:
             yield
         finally:
             self.stores.close()
-            self.detour = detour
+            self.detour, self.moved_to = detour, moved_to
             self.namespace, self.stores, self._clients, self._queues, self._sync_queues = before
+
+    def move(self, url: str) -> None:
+        """Use another server from now on."""
+        address = address_of(url)
+        self.detour, self.moved_to = None, url
+        self.namespace = replace(self.namespace, address=address)
+        self.stores, self._clients, self._queues, self._sync_queues = Stores(address), {}, {}, {}
 
     def client(self, queue: str) -> QueueClient:
         """Return the client of a queue. Each queue has one client.
@@ -346,6 +354,7 @@ class Producer:
         return self._kept(self._sync_queues, name, SyncQueue)
 
     def _kept(self, kept: dict[str, Q], name: str, kind: type[Q]) -> Q:
+        check_type("queue name", name, str, "be a string")
         if (queue := kept.get(name)) is None:
             queue = kept[name] = kind.of(self.client(name), self._timeout)
         return queue

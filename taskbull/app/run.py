@@ -268,6 +268,7 @@ def plan_pool(
         app=found.app,
         modules=found.modules,
         script=found.script,
+        redis=found.redis,
         tasks=[task.name for task in wanted],
         at_once=any(task.queue in queues for task in wanted),
         max_jobs=options.process_max_jobs,

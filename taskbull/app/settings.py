@@ -12,7 +12,7 @@ from taskbull.app.signature import Extra
 from taskbull.core.backoff import Backoff
 from taskbull.core.events import FailureHook, SuccessHook, takes
 from taskbull.core.groups import Cost, GroupBy, GroupRule
-from taskbull.core.keys import MAX_SAFE_INTEGER, NAME_LIMIT
+from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import (
     ATTEMPTS,
     NO_RULES,
@@ -217,7 +217,7 @@ def stream_rules(
     if reduce is not None and not callable(reduce):
         raise refusal("reduce", "be a function that takes the list of items, or None", reduce)
     limit = given.get("stream_limit", STREAM_LIMIT)
-    check_int("stream_limit", limit, least=1, most=MAX_SAFE_INTEGER)
+    check_int("stream_limit", limit, least=1)
     life = seconds("stream_ttl", given.get("stream_ttl", STREAM_TTL), positive=True)
     return StreamRules(limit, max(1, to_ms(life)), reduce)
 
@@ -252,7 +252,9 @@ def defaults_of(
     check_bool("process", process)
     tz = given.get("tz")
     if tz is not None:
-        check_text("tz", tz)  # Each `Cron` checks that the zone exists.
+        from taskbull.core.schedule import Cron  # noqa: PLC0415 - few apps have a time zone
+
+        Cron("@daily", tz=tz)  # It raises if the zone is unknown.
     return Defaults(
         queue,
         jobs,

@@ -669,7 +669,7 @@ def argument_check(task: str, function: Callable[..., Any], binder: Binder) -> C
                     bare.clear()  # Warn once per task.
                     _warn_of_change(task, name, value)
             elif others is not None and name not in binder.parameters:
-                _check(task, name, value, others)
+                arguments[name] = _check(task, name, value, others)
 
     return check
 

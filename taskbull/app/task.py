@@ -41,30 +41,25 @@ from typing import (
 
 from msgspec.structs import replace
 
+from taskbull.app import signature
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.settings import CallOptions, TaskSettings, with_call
-from taskbull.app.signature import (
-    Binder,
-    Check,
-    Read,
-    argument_check,
-    arguments_reader,
-    by_keyword,
-    check_of_results,
-    check_resources,
-    converter,
-    location_of,
-    parameter_reader,
-    plain_results,
-    result_reader,
-)
 from taskbull.core import payload
 from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.groups import CostRule, GroupRule
-from taskbull.core.job import Children, ExecutionMode, Growing, Need, NewJob, Source, children_of
+from taskbull.core.job import (
+    Children,
+    ExecutionMode,
+    Growing,
+    Need,
+    NewJob,
+    Source,
+    children_of,
+    source_name,
+)
 from taskbull.core.keys import check_queue_name
 from taskbull.core.options import DedupRule, JobOptions, OnFailure, with_dedup_key, with_group
-from taskbull.core.validation import check_keywords, check_text, refusal
+from taskbull.core.validation import check_keywords, refusal
 from taskbull.errors import ConfigurationError, InvalidArguments
 from taskbull.observability.provider import current_tracer, in_this_span
 from taskbull.queue.handle import BlockingCheck, JobHandle
@@ -167,7 +162,7 @@ def from_child(task: Source[Any] | str) -> Any:
         >>> @app.task
         ... async def resize(width: int, path: str = from_child(download)) -> str: ...
     """
-    return Received(_name("from_child", task), one=True)
+    return Received(source_name("from_child", task), one=True)
 
 
 @overload
@@ -187,10 +182,10 @@ def from_children(task: Source[Any] | str) -> Any:
         ... async def total(counts: list[int] = from_children(count)) -> int:
         ...     return sum(counts)
     """
-    return Received(_name("from_children", task), one=False)
+    return Received(source_name("from_children", task), one=False)
 
 
-def needs_of(binder: Binder) -> Sequence[Need]:
+def needs_of(binder: signature.Binder) -> Sequence[Need]:
     """Return the parameters of a function that take results of children."""
     found: list[Need] = []
     for name, parameter in binder.parameters.items():
@@ -231,12 +226,6 @@ class ChildResultReader:
         )
 
 
-def _name(function: str, task: Source[Any] | str) -> str:
-    if isinstance(task, str):
-        return check_text(f"the task of {function}", task)
-    return check_text(f"the task of {function}", getattr(task, "name", task))
-
-
 # Converting a call to a job: shared by a task and its variants
 
 
@@ -253,7 +242,7 @@ class TaskCalling:
     def __init__(self, function: Callable[..., Any], name: str, home: TaskOwner) -> None:
         self.name = name
         self._home = home
-        self.binder = self.by_hand = Binder(name, function)
+        self.binder = self.by_hand = signature.Binder(name, function)
         self.blocking = BlockingCheck(f"{name}.delay()", f"await {name}.adelay()")
         self.needs = needs_of(self.binder)
         self.read = self.read_result  # One bound method, shared by all handles.
@@ -321,17 +310,19 @@ class TaskCalling:
 
     def result_check(self) -> tuple[frozenset[type], Callable[[bytes], None]] | None:
         """Return the classes of results that fit the annotation, and a check for other results."""
-        plainly = plain_results(self.function)
-        return None if plainly is None else (plainly, check_of_results(self.name, self.read))
+        plainly = signature.plain_results(self.function)
+        return (
+            None if plainly is None else (plainly, signature.check_of_results(self.name, self.read))
+        )
 
     @functools.cached_property
-    def _check(self) -> Check:
-        return argument_check(self.name, self.function, self.binder)
+    def _check(self) -> signature.Check:
+        return signature.argument_check(self.name, self.function, self.binder)
 
     @functools.cached_property
     def _result_reader(self) -> Callable[[bytes], Any]:
         # Resolved on first use, when all names in the annotations are defined.
-        return result_reader(self.function)
+        return signature.result_reader(self.function)
 
 
 def _calling_of(module: str, name: str) -> TaskCalling:
@@ -543,7 +534,7 @@ class Task(Enqueueable[P, R]):
     @property
     def location(self) -> str:
         """The file and line of the function."""
-        return location_of(self.function)
+        return signature.location_of(self.function)
 
     @property
     def is_async(self) -> bool:
@@ -558,14 +549,16 @@ class Task(Enqueueable[P, R]):
             return ExecutionMode.PROCESS
         return ExecutionMode.LOOP if self.is_async else ExecutionMode.THREAD
 
-    def reader(self) -> Read:
+    def reader(self) -> signature.Read:
         """Return a function that reads a job's data as arguments.
 
         Raises:
             ConfigurationError: If an annotation cannot be resolved or converted from JSON.
         """
         name, calling = self.settings.name, self.calling
-        return arguments_reader(name, calling.function, calling.binder, self.settings.extra)
+        return signature.arguments_reader(
+            name, calling.function, calling.binder, self.settings.extra
+        )
 
     def check_data(self, data: bytes) -> None:
         """Check a job's JSON data against the function's parameters.
@@ -579,13 +572,15 @@ class Task(Enqueueable[P, R]):
         """Return the readers for parameters that take results of children."""
         name, function = self.settings.name, self.function
         return [
-            ChildResultReader(name, need, parameter_reader(name, function, need.parameter))
+            ChildResultReader(
+                name, need, signature.parameter_reader(name, function, need.parameter)
+            )
             for need in self.calling.needs
         ]
 
     def caller(self) -> Callable[..., Any]:
         """Return a form of the function that takes all its arguments by name."""
-        return by_keyword(self.function, self.calling.by_hand)
+        return signature.by_keyword(self.function, self.calling.by_hand)
 
     @property
     def injected(self) -> tuple[str, ...]:
@@ -598,7 +593,7 @@ class Task(Enqueueable[P, R]):
         Raises:
             ConfigurationError: If the value does not match an annotation.
         """
-        check_resources(self.name, self.function, self.injected, value)
+        signature.check_resources(self.name, self.function, self.injected, value)
 
 
 class AsyncTask(Task[P, R]):
@@ -636,7 +631,7 @@ class RemoteTask(Task[P, R]):
             )
 
 
-def check_rules(settings: TaskSettings, binder: Binder) -> None:
+def check_rules(settings: TaskSettings, binder: signature.Binder) -> None:
     """Check that the task's deduplication key, group and cost use parameters of the function.
 
     Raises:
@@ -730,7 +725,7 @@ def _return_hint(function: Callable[..., Any]) -> Any:
 
 def _reader(kind: Any) -> Callable[[bytes], Any]:
     try:
-        return payload.decode if kind is Any else converter(kind)
+        return payload.decode if kind is Any else signature.converter(kind)
     except Exception:  # noqa: BLE001 - user code: annotations may contain anything
         return payload.decode
 

@@ -13,21 +13,7 @@ import click
 
 from taskbull import __version__
 from taskbull.cli.app_loading import COMPLETING, VARIABLE
-from taskbull.cli.commands.admin import (
-    cancel,
-    clean,
-    drain,
-    obliterate,
-    pause,
-    promote,
-    quiet,
-    remove,
-    resume,
-    resume_worker,
-    retry,
-    retry_all,
-    signal,
-)
+from taskbull.cli.commands import admin
 from taskbull.cli.commands.call import call
 from taskbull.cli.commands.contract import contract
 from taskbull.cli.commands.dashboard import dashboard, exporter, health
@@ -99,9 +85,18 @@ PARTS: dict[str, tuple[click.Command, ...]] = {
         *(dashboard, top, why, tasks, queues, groups, workers, jobs, job, stack, errors, schedules),
         *(events, doctor, exporter, health),
     ),
-    "Change jobs": (call, retry, retry_all, promote, signal, cancel, remove, restore),
-    "Change queues": (pause, resume, drain, clean, obliterate),
-    "Change workers": (quiet, resume_worker),
+    "Change jobs": (
+        call,
+        admin.retry,
+        admin.retry_all,
+        admin.promote,
+        admin.signal,
+        admin.cancel,
+        admin.remove,
+        restore,
+    ),
+    "Change queues": (admin.pause, admin.resume, admin.drain, admin.clean, admin.obliterate),
+    "Change workers": (admin.quiet, admin.resume_worker),
     "Other": (contract, completion),
 }
 """All commands, in the sections and order of the help."""

@@ -43,13 +43,7 @@ from taskbull.cli.supervisor import (
 )
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.monitor.server import SyncServer
-from taskbull.observability.exporters import (
-    MetricsSource,
-    OwnMetrics,
-    Reports,
-    ReportSender,
-    ReportServer,
-)
+from taskbull.observability import exporters
 from taskbull.observability.logs import set_up_logging
 from taskbull.worker.worker import Worker
 
@@ -168,10 +162,10 @@ def measured(worker: Worker, host: str, port: int | None, parent: str | None) ->
 
     They are reported to the parent process if there is one, or served on a port.
     """
-    own = OwnMetrics()
+    own = exporters.OwnMetrics()
     with ExitStack() as stack:
         if parent is not None:
-            stack.enter_context(ReportSender(own, parent))
+            stack.enter_context(exporters.ReportSender(own, parent))
         elif port is not None:
             stack.enter_context(serving(own, host, port))
         if parent is not None or port is not None:
@@ -188,13 +182,13 @@ def gathered(host: str, port: int | None) -> Generator[list[str]]:
     if port is None:
         yield []
         return
-    reports = Reports()
-    with ReportServer(reports) as server, serving(reports, host, port):
+    reports = exporters.Reports()
+    with exporters.ReportServer(reports) as server, serving(reports, host, port):
         yield ["--metrics-to", str(server.path)]
 
 
 @contextmanager
-def serving(source: MetricsSource, host: str, port: int) -> Generator[None]:
+def serving(source: exporters.MetricsSource, host: str, port: int) -> Generator[None]:
     """Serve metrics and probes during the block."""
     if find_spec("prometheus_client") is None:
         raise click.UsageError(

@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 
 from taskbull.core.groups import GroupInfo, Limiter
-from taskbull.core.keys import MAX_SAFE_INTEGER, JobState
+from taskbull.core.keys import JobState
 from taskbull.core.outcome import is_cancelled, is_expired
 from taskbull.core.queue_health import QueueFacts, plain
 from taskbull.core.steps import JobStep
-from taskbull.core.validation import command, instant_from_ms, nearest
+from taskbull.core.validation import MAX_SAFE_INTEGER, command, instant_from_ms, nearest
 from taskbull.core.worker_record import WorkerDeath, WorkerRecord
 
 # Times and numbers in words.

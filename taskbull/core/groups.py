@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import force_setattr
 
-from taskbull.core.keys import MAX_SAFE_INTEGER
 from taskbull.core.validation import (
+    MAX_SAFE_INTEGER,
     Duration,
     check_bool,
     check_int,
@@ -144,7 +144,7 @@ def check_cost(value: object) -> int:
     Raises:
         ConfigurationError: If it is not an int from 0.
     """
-    check_int("cost", value, least=0, most=MAX_SAFE_INTEGER)
+    check_int("cost", value, least=0)
     return cast("int", value)
 
 
@@ -154,7 +154,7 @@ def check_added_cost(value: object) -> int:
     Raises:
         ConfigurationError: If it is not an int.
     """
-    check_int("cost", value, least=-MAX_SAFE_INTEGER, most=MAX_SAFE_INTEGER)
+    check_int("cost", value, least=-MAX_SAFE_INTEGER)
     return cast("int", value)
 
 

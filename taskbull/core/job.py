@@ -400,6 +400,18 @@ class Source(Protocol[R_co]):
     def read_result(self, raw: bytes) -> R_co: ...
 
 
+def source_name(function: str, task: Source[Any] | str) -> str:
+    """Return the name of a task, given the task or its name.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    name = task if isinstance(task, str) else getattr(task, "name", None)
+    if not isinstance(name, str):
+        raise refusal(f"the task of {function}()", "be a task or the name of one", task)
+    return check_text(f"the task of {function}()", name)
+
+
 class Growing(Protocol):
     """A job created by `task.job(…)` or `queue.job(…)`."""
 

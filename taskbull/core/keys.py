@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from taskbull.core.validation import check_bool, check_text, refusal
+from taskbull.core.validation import MAX_SAFE_INTEGER, check_bool, check_text, refusal
 from taskbull.errors import ConfigurationError
 
 # Names of a queue's Redis keys, and of the connections of its workers.
@@ -274,9 +274,6 @@ STATES = (
 
 MAX_PRIORITY = 2**21 - 1
 """Least urgent priority. The scores of a larger one would exceed a double's exact integers."""
-
-MAX_SAFE_INTEGER = 2**53 - 1
-"""Largest integer that JSON, Redis scores and Node represent exactly."""
 
 MAX_DUE_MS = 2**41 - 1
 """Last millisecond that a score in `delayed` can hold: 6 September 2039."""

@@ -29,7 +29,7 @@ from taskbull.core.groups import (
     read_cost,
     read_group_id,
 )
-from taskbull.core.keys import MAX_DUE_MS, MAX_PRIORITY, MAX_SAFE_INTEGER, RESERVED_IDS
+from taskbull.core.keys import MAX_DUE_MS, MAX_PRIORITY, RESERVED_IDS
 from taskbull.core.validation import (
     Duration,
     check_bool,
@@ -190,6 +190,8 @@ class DedupRule(Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.key, str | Dedup) and not callable(self.key):
             raise refusal("dedup", "be a key, a Dedup or a function of the arguments", self.key)
+        if self.key == "":
+            raise ConfigurationError("dedup key must not be empty")
         for name in self.names:
             if not name.isidentifier():
                 raise refusal("dedup", "name parameters in its braces", self.key)
@@ -375,7 +377,7 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         self._check_time()
         check_int("priority", self.priority, least=0, most=MAX_PRIORITY)
         check_bool("lifo", self.lifo)
-        check_int("attempts", self.attempts, least=1, most=MAX_SAFE_INTEGER)
+        check_int("attempts", self.attempts, least=1)
         if self.backoff is not None:
             check_type("backoff", self.backoff, Backoff, "be a Backoff")
         if self.error_backoffs is not None:
@@ -679,7 +681,7 @@ class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.concurrency is not None:
             check_concurrency("concurrency", self.concurrency)
         if self.global_concurrency is not None:
-            check_int("global_concurrency", self.global_concurrency, least=1, most=MAX_SAFE_INTEGER)
+            check_int("global_concurrency", self.global_concurrency, least=1)
         if self.groups is not None:
             check_type("groups", self.groups, Groups, "be Groups")
         if self.limiter is not None:

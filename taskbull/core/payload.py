@@ -28,8 +28,7 @@ from msgspec.inspect import CustomType as MsgspecCustomType
 from msgspec.inspect import type_info
 from msgspec.structs import fields
 
-from taskbull.core.keys import MAX_SAFE_INTEGER
-from taskbull.core.validation import is_pydantic_model, refusal
+from taskbull.core.validation import MAX_SAFE_INTEGER, is_pydantic_model, refusal
 from taskbull.errors import ConfigurationError, SerializationError
 
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)

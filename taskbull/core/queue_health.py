@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.core.keys import JobState
+from taskbull.core.outcome import scrubbed
 from taskbull.core.validation import Foreign
 from taskbull.core.worker_record import WorkerRecord, is_made_id
 
@@ -370,7 +371,7 @@ def read_note(raw: bytes) -> PauseNote | None:
 
 def encode_note(by: str, at_ms: int, why: str) -> bytes:
     """Encode the note of a pause for storage. Long texts are truncated."""
-    return msgspec.json.encode(PauseNote(by[:100], at_ms, why[:500]))
+    return msgspec.json.encode(PauseNote(scrubbed(by[:100]), at_ms, scrubbed(why[:500])))
 
 
 def plain(facts: Mapping[str, Any]) -> dict[str, Any]:

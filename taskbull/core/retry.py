@@ -436,26 +436,23 @@ class Breaker:
     def __init__(self, options: CircuitBreaker) -> None:
         self._options = options
         self._duration = from_ms(to_ms(options.duration))
-        self._state = BreakerState.CLOSED
-        self._failures = 0
+        self.state = BreakerState.CLOSED
+        """State after the last call of a method with `now`."""
+        self.failures = 0
+        """Number of failed attempts in a row."""
         self._successful_tests = 0
         self._opened_at = 0.0
         self._running: set[str] = set()
 
     @property
-    def state(self) -> BreakerState:
-        """State after the last call of a method with `now`."""
-        return self._state
-
-    @property
-    def failures(self) -> int:
-        """Number of failed attempts in a row."""
-        return self._failures
+    def is_open(self) -> bool:
+        """True if no jobs may run."""
+        return self.state is BreakerState.OPEN
 
     @property
     def wakes_at(self) -> float | None:
         """Time to call `check`, or `None` if the state does not depend on time."""
-        if self._state is BreakerState.OPEN:
+        if self.state is BreakerState.OPEN:
             return self._opened_at + self._duration
         return None
 
@@ -471,7 +468,7 @@ class Breaker:
 
         `asked` is the number of jobs that a call in flight may still return.
         """
-        match self._state:
+        match self.state:
             case BreakerState.CLOSED:
                 return wanted
             case BreakerState.OPEN:
@@ -482,7 +479,7 @@ class Breaker:
 
     def started(self, job_id: str) -> None:
         """Record that a job was fetched."""
-        if self._state is not BreakerState.OPEN:
+        if self.state is not BreakerState.OPEN:
             self._running.add(job_id)
 
     def ended(self, job_id: str, outcome: Outcome, now: float) -> Opened | Closed | None:
@@ -506,26 +503,26 @@ class Breaker:
                 return None
 
     def _succeeded(self, job_id: str) -> Closed | None:
-        if self._state is BreakerState.CLOSED:
-            self._failures = 0
+        if self.state is BreakerState.CLOSED:
+            self.failures = 0
             return None
         self._successful_tests += 1
         if self._successful_tests < self._options.half_open_max_attempts:
             return None
         self._enter(BreakerState.CLOSED)
-        self._failures = 0
+        self.failures = 0
         return Closed(job_id)
 
     def _failed(self, now: float) -> Opened | None:
-        self._failures += 1
-        closed = self._state is BreakerState.CLOSED
-        if closed and self._failures < self._options.threshold:
+        self.failures += 1
+        closed = self.state is BreakerState.CLOSED
+        if closed and self.failures < self._options.threshold:
             return None
         self._enter(BreakerState.OPEN)
         self._opened_at = now
-        return Opened(self._failures, self._options.threshold)
+        return Opened(self.failures, self._options.threshold)
 
     def _enter(self, state: BreakerState) -> None:
-        self._state = state
+        self.state = state
         self._successful_tests = 0
         self._running.clear()

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from taskbull.core import payload
-from taskbull.core.keys import MAX_DUE_MS, MAX_SAFE_INTEGER, NAME_LIMIT
+from taskbull.core.keys import MAX_DUE_MS, NAME_LIMIT
 from taskbull.core.validation import (
     Duration,
     check_bool,
@@ -648,7 +648,7 @@ def _check_bounds(start: datetime | None, end: datetime | None, limit: int | Non
     if start is not None and end is not None and end <= start:
         raise ConfigurationError(f"end ({end}) must be after start ({start})")
     if limit is not None:
-        check_int("limit", limit, least=1, most=MAX_SAFE_INTEGER)
+        check_int("limit", limit, least=1)
 
 
 def _first(n: int, limit: int | None, runs: Iterator[datetime]) -> list[datetime]:

@@ -49,15 +49,32 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def check_int(field: str, value: object, *, least: int, most: int | None = None) -> None:
+MAX_SAFE_INTEGER = 2**53 - 1
+"""Largest integer that JSON, Redis scores and Node represent exactly."""
+
+
+def check_int(field: str, value: object, *, least: int, most: int = MAX_SAFE_INTEGER) -> None:
     """Raise `ConfigurationError` unless `value` is an int in the range. A bool is not an int."""
-    rule = f"be an integer of at least {least}"
-    if most is not None:
-        rule = f"be an integer from {least} to {most}"
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise refusal(field, rule, value)
-    if value < least or (most is not None and value > most):
-        raise refusal(field, rule, value)
+    is_above = False
+    if isinstance(value, int) and not isinstance(value, bool):
+        if least <= value <= most:
+            return
+        is_above = value > most
+    has_limit = is_above or most != MAX_SAFE_INTEGER
+    rule = f"from {least} to {most}" if has_limit else f"of at least {least}"
+    raise refusal(field, f"be an integer {rule}", value)
+
+
+def check_index(field: str, value: object) -> None:
+    """Raise `ConfigurationError` unless `value` is an int. Negative ones count from the end."""
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_SAFE_INTEGER:
+        raise refusal(field, "be an integer", value)
+
+
+def check_list(field: str, value: object, contents: str) -> None:
+    """Raise `ConfigurationError` unless `value` is an iterable and no string."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise refusal(field, f"be a list of {contents}", value)
 
 
 def check_bool(field: str, value: object) -> None:
@@ -249,17 +266,14 @@ def _quote(word: str) -> str:
 
 Number: TypeAlias = int | float  # A JavaScript producer may write a fraction after a division.
 
-MOST = 2**53
-"""Largest absolute value. Beyond it doubles skip integers, and msgpack soon cannot encode them."""
-
 
 def bounded(number: Number) -> Number | None:
-    """Return the number clamped to ±`MOST`, or `None` for NaN and infinity."""
-    if -MOST <= number <= MOST:
+    """Return the number clamped to ±`MAX_SAFE_INTEGER`, or `None` for NaN and infinity."""
+    if -MAX_SAFE_INTEGER <= number <= MAX_SAFE_INTEGER:
         return number
     if number != number or number in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN
         return None
-    return MOST if number > 0 else -MOST
+    return MAX_SAFE_INTEGER if number > 0 else -MAX_SAFE_INTEGER
 
 
 def read_number(raw: bytes | None) -> int | None:
@@ -288,5 +302,8 @@ class Foreign(Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, int | float) and not -MOST <= value <= MOST:
+            if (
+                isinstance(value, int | float)
+                and not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER
+            ):
                 force_setattr(self, name, bounded(value))

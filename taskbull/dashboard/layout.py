@@ -126,6 +126,20 @@ def meter(value: float, words: str) -> h.Element:
     )
 
 
+def time_bar(start: float, end: float, kind: str) -> h.Element:
+    """Return a bar from `start` to `end` percent of a scale. The row beside it says it in text."""
+    place = min(max(start, 0.0), 99.0)
+    width = min(max(end - place, 1.0), 100.0 - place)
+    return _svg(
+        _rect(class_="track", x="0", y="0", width="100", height="8"),
+        _rect(class_=f"fill {kind}", x=f"{place:.1f}", y="0", width=f"{width:.1f}", height="8"),
+        class_="meter",
+        viewBox="0 0 100 8",
+        preserveAspectRatio="none",
+        aria_hidden="true",
+    )
+
+
 def sparkline(values: Sequence[float | None], words: str, kind: str = "done") -> h.Element:
     """Return a small bar chart with a text alternative. `None` values are left blank."""
     height, step = 20, 3

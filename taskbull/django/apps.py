@@ -19,15 +19,7 @@ from django.utils.module_loading import autodiscover_modules, import_string
 from taskbull.app.app import App, load_app
 from taskbull.app.group import EVERYWHERE
 from taskbull.app.producer import Producer
-from taskbull.django.connections import (
-    CommitTransactions,
-    async_connections,
-    async_database_connections,
-    database_connections,
-    project_rule,
-    task_settings,
-    thread_connections,
-)
+from taskbull.django import connections
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.worker.hooks import AROUND_ASYNC_HOOKS, AROUND_HOOKS
 
@@ -44,11 +36,11 @@ class TaskbullConfig(AppConfig):
 
     def ready(self) -> None:
         """Manage connections, enqueue on commit, register checks, and import all `tasks.py`."""
-        EVERYWHERE.add(database_connections)
-        EVERYWHERE.add(async_database_connections)
-        AROUND_HOOKS.append(thread_connections)
-        AROUND_ASYNC_HOOKS.append(async_connections)
-        Producer.transactions = CommitTransactions()
+        EVERYWHERE.add(connections.database_connections)
+        EVERYWHERE.add(connections.async_database_connections)
+        AROUND_HOOKS.append(connections.thread_connections)
+        AROUND_ASYNC_HOOKS.append(connections.async_connections)
+        Producer.transactions = connections.CommitTransactions()
         checks.register(check_settings, TAG)
         checks.register(check_servers, TAG, deploy=True)
         autodiscover_modules("tasks")
@@ -99,7 +91,11 @@ def names_app() -> bool:
 
 
 def _aliases() -> list[str]:
-    return [alias for alias, entry in task_settings().items() if _is_ours(entry.get("BACKEND"))]
+    return [
+        alias
+        for alias, entry in connections.task_settings().items()
+        if _is_ours(entry.get("BACKEND"))
+    ]
 
 
 def _is_ours(path: object) -> bool:
@@ -178,7 +174,7 @@ def _check_app() -> Iterator[checks.CheckMessage]:
 
 def _check_commits() -> Iterator[checks.CheckMessage]:
     try:
-        rule = project_rule()
+        rule = connections.project_rule()
     except ImproperlyConfigured as error:
         if hasattr(settings, "TASKBULL_ENQUEUE_ON_COMMIT"):
             yield checks.Error(str(error), id="taskbull.E004")

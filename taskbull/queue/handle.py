@@ -34,7 +34,7 @@ from taskbull.core.job import Ending, Job, NewJob, Ticket, current
 from taskbull.core.keys import JobState, QueueKeys, job_ref
 from taskbull.core.outcome import Cancelled, cancel_reason
 from taskbull.core.steps import JobStep, check_signal_name
-from taskbull.core.validation import Duration, command, refusal, seconds
+from taskbull.core.validation import Duration, check_index, command, refusal, seconds
 from taskbull.core.wire.job import EncodedJob
 from taskbull.core.wire.options import with_telemetry
 from taskbull.errors import (
@@ -297,13 +297,16 @@ _TASKS = 1000
 """Maximum number of tasks to warn about."""
 
 
-def check_last_id(last_id: str) -> str:
+_EVENT_ID = re.compile(r"\$|[0-9]{1,19}(-[0-9]{1,19})?")
+
+
+def check_last_id(last_id: object) -> str:
     """Return a valid event id. `$` is the end of the stream.
 
     Raises:
         ConfigurationError: If it is not an event id.
     """
-    if not re.fullmatch(r"\$|\d+(-\d+)?", last_id):
+    if not isinstance(last_id, str) or not _EVENT_ID.fullmatch(last_id):
         raise refusal("last_id", "be '$' or an event's id such as '1700000000000-0'", last_id)
     return last_id
 
@@ -646,11 +649,16 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
             start: Index of the first line.
             end: Index of the last line. -1 is the last one.
         """
-        return self._run(again(get_logs(self._where.keys, self.id, start, end)))
+        return self._run(self._logs(start, end))
 
     async def alogs(self, start: int = 0, end: int = -1) -> Logs:
         """Return the job's log lines, oldest first. See `logs`."""
-        return await self._arun(again(get_logs(self._where.keys, self.id, start, end)))
+        return await self._arun(self._logs(start, end))
+
+    def _logs(self, start: int, end: int) -> Steps[Logs]:
+        check_index("start", start)
+        check_index("end", end)
+        return again(get_logs(self._where.keys, self.id, start, end))
 
     def signal(self, name: str, value: Any = None) -> None:
         """Send a signal to the job. Its next wait for this name returns the value.

@@ -17,7 +17,14 @@ from taskbull.core import payload
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.groups import GroupChanges, GroupInfo, Limiter, read_group_id
 from taskbull.core.job import Growing, Job, NewJob, check_single, is_job
-from taskbull.core.keys import MAX_DUE_MS, MAX_PRIORITY, RESERVED_IDS, JobState, QueueKeys
+from taskbull.core.keys import (
+    MAX_DUE_MS,
+    MAX_PRIORITY,
+    RESERVED_IDS,
+    STATES,
+    JobState,
+    QueueKeys,
+)
 from taskbull.core.outcome import Cancelled, cancel_reason
 from taskbull.core.queue_health import encode_note
 from taskbull.core.schedule import Rule, Schedule, check_rule, check_schedule_id
@@ -26,8 +33,10 @@ from taskbull.core.validation import (
     Duration,
     check_bool,
     check_choice,
+    check_index,
     check_instant,
     check_int,
+    check_list,
     check_text,
     check_type,
     instant_to_ms,
@@ -54,19 +63,12 @@ from taskbull.queue.failures import FailureFilter, GroupStep, Selected
 from taskbull.queue.handle import JobHandle, QueueClient, Unsent, handle, signalling
 from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.questions import reads, writes
-from taskbull.scripts import browse, change, groups, read, removal
+from taskbull.scripts import browse, change, groups, read, removal, schedulers
 from taskbull.scripts.browse import ConnectedWorker, list_workers
 from taskbull.scripts.call import WRONG_STATE, Call, Operation, Steps, again
 from taskbull.scripts.change import cancel, read_steps
 from taskbull.scripts.read import Logs, QueueMetrics, get_copy
 from taskbull.scripts.removal import remove_job
-from taskbull.scripts.schedulers import (
-    declare_scheduler,
-    get_scheduler,
-    list_schedulers,
-    remove_scheduler,
-    upsert_scheduler,
-)
 
 # Operations on many jobs
 
@@ -119,7 +121,7 @@ class BulkOperations:
         """
         check_choice("state", state, ("completed", "failed"))
         check_bool("reset_attempts", reset_attempts)
-        chosen = [self._id(job_id) for job_id in ids]
+        chosen = self._ids(ids)
         return failures.retry_selected(self.keys, chosen, state, reset_attempts=reset_attempts)
 
     @writes
@@ -137,7 +139,7 @@ class BulkOperations:
         """
         if state is not None:
             check_choice("state", state, ("completed", "failed"))
-        return failures.remove_selected(self.keys, [self._id(job_id) for job_id in ids], state)
+        return failures.remove_selected(self.keys, self._ids(ids), state)
 
     @writes
     def retry_group(
@@ -170,8 +172,7 @@ class BulkOperations:
         """
         check_bool("reset_attempts", reset_attempts)
         meant = _meant(fingerprint, since, limit)
-        begun = step or failures.first_step(_now_ms())
-        return failures.retry_group(self.keys, meant, begun, reset_attempts=reset_attempts)
+        return failures.retry_group(self.keys, meant, _begun(step), reset_attempts=reset_attempts)
 
     @writes
     def remove_group(
@@ -183,14 +184,24 @@ class BulkOperations:
         limit: int | None = None,
     ) -> Operation[GroupStep]:
         """Remove failed jobs with the same error, in steps like `retry_group`."""
-        begun = step or failures.first_step(_now_ms())
-        return failures.remove_group(self.keys, _meant(fingerprint, since, limit), begun)
+        return failures.remove_group(self.keys, _meant(fingerprint, since, limit), _begun(step))
 
     def _id(self, job_id: str) -> str:
         """Return a valid id of a job to change. Names of other queue keys are not jobs."""
         if check_text("job_id", job_id) in RESERVED_IDS:
             raise JobNotFound(self.keys.queue, job_id)
         return job_id
+
+    def _ids(self, ids: Sequence[str]) -> list[str]:
+        check_list("ids", ids, "job ids")
+        return [self._id(job_id) for job_id in ids]
+
+
+def _begun(step: GroupStep | None) -> GroupStep:
+    if step is None:
+        return failures.first_step(_now_ms())
+    check_type("step", step, GroupStep, "be the result of the previous step")
+    return step
 
 
 def _meant(fingerprint: str | None, since: datetime | None, limit: int | None) -> FailureFilter:
@@ -238,15 +249,17 @@ class QueueOperations(BulkOperations):
 
         Args:
             state: State of the jobs.
-            start: Index of the first job.
+            start: Index of the first job. Negative numbers count from the end.
             end: Index of the last job. -1 is the last one.
 
         Raises:
-            ConfigurationError: If the state is unknown.
+            ConfigurationError: If an argument is invalid.
 
         Example:
             >>> await queue.get_jobs("failed", 0, 9)
         """
+        check_index("start", start)
+        check_index("end", end)
         wanted = _state(state)
         newest_first = wanted in browse.NEWEST_FIRST
         return browse.get_jobs(self.keys, wanted, start, end, ascending=not newest_first)
@@ -282,6 +295,8 @@ class QueueOperations(BulkOperations):
             by: Name of the user.
             reason: Reason for the pause. `taskbull why` and the dashboard show both.
         """
+        check_type("by", by, str, "be a string")
+        check_type("reason", reason, str, "be a string")
         if not (by or reason):
             return change.pause(self.keys)
         return change.pause(self.keys, encode_note(by, _now_ms(), reason))
@@ -491,6 +506,8 @@ class QueueOperations(BulkOperations):
     @reads
     def logs(self, job_id: str, start: int = 0, end: int = -1) -> Operation[Logs]:
         """Return the log lines of a job, oldest first."""
+        check_index("start", start)
+        check_index("end", end)
         return read.get_logs(self.keys, check_text("job_id", job_id), start, end)
 
     @writes
@@ -611,10 +628,8 @@ def _due_ms(field: str, instant: datetime) -> int:
 
 
 def _state(state: JobState | str) -> JobState:
-    try:
-        return JobState(state)
-    except ValueError:
-        raise refusal("state", f"be one of {', '.join(JobState)}", state) from None
+    check_choice("state", state, STATES)
+    return JobState(state)
 
 
 # Copy jobs, to store them elsewhere or to add them again with other data.
@@ -663,6 +678,7 @@ class CopyOperations:
 
         `parts_of` splits copies into lists that fit into one call.
         """
+        check_list("copies", copies, "JobCopies")
         for copy in copies:
             check_type("copies", copy, JobCopy, "be JobCopies")
             check_copy(copy)
@@ -803,12 +819,12 @@ class ScheduleOperations:
     @reads
     def schedules(self) -> Operation[list[Schedule]]:
         """Return the schedules by time of the next run. Schedules that have ended come last."""
-        return list_schedulers(self.keys)
+        return schedulers.list_schedulers(self.keys)
 
     @reads
     def get_schedule(self, id: str) -> Operation[Schedule | None]:  # noqa: A002
         """Return a schedule as stored in Redis, or None if it does not exist."""
-        return get_scheduler(self.keys, check_text("schedule id", id))
+        return schedulers.get_scheduler(self.keys, check_text("schedule id", id))
 
     @writes
     def remove_schedule(self, id: str) -> Operation[bool]:  # noqa: A002
@@ -816,7 +832,7 @@ class ScheduleOperations:
 
         A run that has already started continues.
         """
-        return remove_scheduler(self.keys, check_text("schedule id", id))
+        return schedulers.remove_scheduler(self.keys, check_text("schedule id", id))
 
     @writes
     def run_schedule_now(self, id: str) -> Operation[JobHandle[Any]]:  # noqa: A002
@@ -859,7 +875,9 @@ def _upsert(keys: QueueKeys, schedule_id: str, rule: Rule, template: NewJob) -> 
     while True:
         # A call sent again keeps what the first one may have written: the first run may have
         # started.
-        call = upsert_scheduler(keys, schedule_id, encoded, now_ms, keeps=lost is not None)
+        call = schedulers.upsert_scheduler(
+            keys, schedule_id, encoded, now_ms, keeps=lost is not None
+        )
         try:
             yield call
         except MaybeExecuted as error:
@@ -877,14 +895,14 @@ def _upsert(keys: QueueKeys, schedule_id: str, rule: Rule, template: NewJob) -> 
 def _declare(keys: QueueKeys, app: str, declared: Sequence[DeclaredSchedule]) -> Steps[list[str]]:
     changed: list[str] = []
     for each in declared:
-        call = declare_scheduler(keys, app, each, int(time.time() * 1000))
+        call = schedulers.declare_scheduler(keys, app, each, int(time.time() * 1000))
         if call is not None and (yield from again(call)).is_changed:
             changed.append(each.id)
     return changed
 
 
 def _read(keys: QueueKeys, schedule_id: str) -> Steps[Schedule | None]:
-    return (yield from again(get_scheduler(keys, schedule_id)))
+    return (yield from again(schedulers.get_scheduler(keys, schedule_id)))
 
 
 def _run_now(client: QueueClient, schedule_id: str) -> Steps[JobHandle[Any]]:

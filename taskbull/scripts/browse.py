@@ -492,13 +492,15 @@ def get_jobs(
     """Read whole jobs from position `start` to `stop`, both included, in chunks of bounded size.
 
     Ascending order starts with the oldest job, in `delayed` with the first one due, and in
-    `prioritized` with the most urgent. A negative `stop` counts from the end. Ids without a job are
+    `prioritized` with the most urgent. Negative positions count from the end. Ids without a job are
     skipped, and later jobs take their place.
     """
     jobs: dict[str, Job] = {}
-    if stop < 0:
+    if start < 0 or stop < 0:
         counts: Counts = yield count_jobs(queue)
-        stop += counts[state] + (counts[JobState.PAUSED] if state is JobState.WAITING else 0)
+        size = counts[state] + (counts[JobState.PAUSED] if state is JobState.WAITING else 0)
+        start, stop = (place + size if place < 0 else place for place in (start, stop))
+        start = max(0, start)
     after: After | None = After(place=start)
     wanted = stop - start + 1
     while after is not None and len(jobs) < wanted:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from taskbull.core import payload
 from taskbull.core.job import NewJob
-from taskbull.core.keys import MAX_DUE_MS, MAX_SAFE_INTEGER, JobState, QueueKeys
+from taskbull.core.keys import MAX_DUE_MS, JobState, QueueKeys
 from taskbull.core.options import SIZE_LIMIT, JobOptions, Keep
 from taskbull.core.outcome import Cancelled
 from taskbull.core.steps import (
@@ -25,6 +25,7 @@ from taskbull.core.steps import (
     steps_of,
     wait_job_id,
 )
+from taskbull.core.validation import MAX_SAFE_INTEGER
 from taskbull.core.wire.flow import ChildEncoder
 from taskbull.core.wire.job import ATTEMPTS_MADE_FIELD, ATTEMPTS_STARTED_FIELD
 from taskbull.core.wire.options import (

@@ -13,16 +13,7 @@ from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import Job
 from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.schedule import Schedule
-from taskbull.core.wire.schedule import (
-    EncodedSchedule,
-    decode_schedule,
-    encode_schedule,
-    is_over,
-    next_run,
-    read_old_key,
-    run_id,
-    run_part,
-)
+from taskbull.core.wire import schedule as wire
 from taskbull.errors import TaskbullError
 from taskbull.scripts.browse import instant_of
 from taskbull.scripts.call import Call, Steps, load, text
@@ -58,7 +49,7 @@ def find_run(
             text(job_id), JobState(text(state)), instant_of(started), instant_of(finished)
         )
 
-    ids = [run_id(scheduler_id, due) for due in due_ms]
+    ids = [wire.run_id(scheduler_id, due) for due in due_ms]
     keys = (queue.completed, queue.failed)
     return Call(FIND_RUN, keys, (queue.base, msgspec.msgpack.encode(ids)), read)
 
@@ -84,7 +75,7 @@ class Upserted(Struct, frozen=True):
 
 
 def upsert_scheduler(
-    queue: QueueKeys, scheduler_id: str, schedule: EncodedSchedule, now_ms: int, *, keeps: bool
+    queue: QueueKeys, scheduler_id: str, schedule: wire.EncodedSchedule, now_ms: int, *, keeps: bool
 ) -> Call[Upserted]:
     """Create or change a scheduler, and add its next run in place of a pending one.
 
@@ -116,9 +107,9 @@ def declare_scheduler(
 
     Returns None if the schedule's end has passed. Repeating the call has no effect.
     """
-    if is_over(declared.rule, now_ms):
+    if wire.is_over(declared.rule, now_ms):
         return None
-    encoded = encode_schedule(declared.rule, declared.job, now_ms, app)
+    encoded = wire.encode_schedule(declared.rule, declared.job, now_ms, app)
     return upsert_scheduler(queue, declared.id, encoded, now_ms, keeps=True)
 
 
@@ -141,7 +132,9 @@ def remove_scheduler(queue: QueueKeys, scheduler_id: str) -> Call[bool]:
     Returns False if the scheduler does not exist.
     """
     keys = (queue.repeat, queue.scheduler(scheduler_id), queue.delayed, queue.events)
-    return Call(REMOVE_SCHEDULER, keys, (queue.base, scheduler_id, run_part(scheduler_id)), bool)
+    return Call(
+        REMOVE_SCHEDULER, keys, (queue.base, scheduler_id, wire.run_part(scheduler_id)), bool
+    )
 
 
 class SchedulerPage(Struct, frozen=True):
@@ -188,7 +181,9 @@ def get_scheduler(queue: QueueKeys, scheduler_id: str) -> Call[Schedule | None]:
 
 def _page(queue: QueueKeys, reply: list[Any]) -> SchedulerPage:
     cursor, *rest = reply
-    found = [decode_schedule(queue.queue, *each) for each in zip(*[iter(rest)] * 4, strict=True)]
+    found = [
+        wire.decode_schedule(queue.queue, *each) for each in zip(*[iter(rest)] * 4, strict=True)
+    ]
     return SchedulerPage(found, None if cursor == b"0" else text(cursor))
 
 
@@ -214,8 +209,8 @@ def advance_scheduler(
     """
     if job.scheduler_id is None:
         return None
-    old = read_old_key(job.scheduler_id)
-    following = next_run(job.options, now_ms, after_ms=after_ms, is_old=old is not None)
+    old = wire.read_old_key(job.scheduler_id)
+    following = wire.next_run(job.options, now_ms, after_ms=after_ms, is_old=old is not None)
     if following is None:
         return None
     scheduler = queue.scheduler(job.scheduler_id)

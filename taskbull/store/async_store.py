@@ -37,17 +37,9 @@ from taskbull.scripts.call import (
     Steps,
     none_failed,
 )
-from taskbull.store import backend
+from taskbull.store import backend, cluster
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.backend import Waiter, waiters
-from taskbull.store.cluster import (
-    GUIDE_TIMEOUT,
-    READ_SLOTS,
-    SlotMap,
-    is_clustered,
-    key_slot,
-    no_node_answers,
-)
 from taskbull.store.connection import (
     BlockingConnection,
     Connected,
@@ -117,7 +109,7 @@ class OneServer:
         return [await self._resolve()]
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
-        raise is_clustered(self.only.endpoint)
+        raise cluster.is_clustered(self.only.endpoint)
 
     def doubt(self) -> None:
         pass  # the server is located before each connection anyway
@@ -150,7 +142,7 @@ class ClusterNodes:
         self._spawn = spawn
         self._notify = notify
         self._nodes: dict[Endpoint, Connection] = {}
-        self._map = SlotMap(address.endpoints)
+        self._map = cluster.SlotMap(address.endpoints)
 
     async def find(self, key: str) -> Connection:
         """Return the connection to the server that holds `key`."""
@@ -188,7 +180,7 @@ class ClusterNodes:
 
     def part(self, key: str) -> str:
         """Return the name of the Cluster part that holds `key`, for outage reports."""
-        return f"slot {key_slot(key)}"
+        return f"slot {cluster.key_slot(key)}"
 
     async def endpoint(self, key: str) -> Endpoint:
         """Return the endpoint of the server that holds `key`, for a separate connection."""
@@ -201,13 +193,13 @@ class ClusterNodes:
         """Ask the nodes for the slots, one after the other, until one answers."""
         reasons: list[str] = []
         for endpoint in self._map.nodes_to_ask():
-            soon = Deadline(GUIDE_TIMEOUT, monotonic)
+            soon = Deadline(cluster.GUIDE_TIMEOUT, monotonic)
             try:
-                reply = await self.node(endpoint).execute(READ_SLOTS, soon)
+                reply = await self.node(endpoint).execute(cluster.READ_SLOTS, soon)
                 return self._map.draw(reply, endpoint)
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
-        raise no_node_answers(reasons)
+        raise cluster.no_node_answers(reasons)
 
 
 Topology: TypeAlias = OneServer | ClusterNodes

@@ -40,17 +40,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from taskbull.errors import ConfigurationError, ConnectionLost
+from taskbull.store import server_process
 from taskbull.store.address import FOLDER, IDLE, project_folder
 from taskbull.store.run_server import ask
-from taskbull.store.server_process import (
-    is_ready,
-    log_size,
-    log_tail,
-    quoted,
-    start_program,
-    valkey_binary,
-    write_config,
-)
 
 # The files of an embedded server.
 
@@ -103,7 +95,7 @@ def find_files(folder: Path | str, *, create: bool = True) -> ServerFiles:
         socket_path = _short_socket(path)
     files = ServerFiles(path, socket_path)
     if create and not files.lock.exists():
-        valkey_binary()  # raises before a folder is created
+        server_process.valkey_binary()  # raises before a folder is created
         _make(files)
     if files.lock.exists():
         files.check()
@@ -183,7 +175,7 @@ def start_or_join(
                 if lock is not None:
                     log_start = _launch(files, lock, idle, limit)
             reply = ask(files.socket, "PING") if lock is None else None
-            if is_ready(reply):
+            if server_process.is_ready(reply):
                 _check_listener(files)
                 if log_start is not None:
                     ends = f" It stops after {idle:g} s without a client." if idle else ""
@@ -245,16 +237,16 @@ def _lives(files: ServerFiles) -> bool:
 
 def _launch(files: ServerFiles, lock: int, idle: float, limit: float) -> int:
     """Start the server with the lock; return the log position where its lines start."""
-    binary = valkey_binary()
+    binary = server_process.valkey_binary()
     # A server that answers without holding the lock has lost its folder.
     while ask(files.socket, "SHUTDOWN NOSAVE") is not None and time.monotonic() < limit:
         time.sleep(_POLL)
     files.log.touch(mode=0o600)
     _shorten(files.log)
-    write_config(files.config, files.socket, _options(files))
-    log_start = log_size(files.log)
+    server_process.write_config(files.config, files.socket, _options(files))
+    log_start = server_process.log_size(files.log)
     words = (files.lock, lock, files.socket, idle, binary, files.config)
-    program, _ = start_program("shared", *words, log=files.log, lock=lock)
+    program, _ = server_process.start_program("shared", *words, log=files.log, lock=lock)
     program.wait()  # it has moved to the background
     return log_start
 
@@ -262,7 +254,9 @@ def _launch(files: ServerFiles, lock: int, idle: float, limit: float) -> int:
 def _options(files: ServerFiles) -> dict[str, str]:
     return {
         "port": "0",
-        "pidfile": quoted(files.folder / "valkey.pid"),  # for people; taskbull does not read it
+        "pidfile": server_process.quoted(
+            files.folder / "valkey.pid"
+        ),  # for people; taskbull does not read it
         "appendonly": "yes",
         "appendfsync": "always",
         "aof-load-truncated": "yes",  # a crash may leave an incomplete command at the end
@@ -273,7 +267,7 @@ def _options(files: ServerFiles) -> dict[str, str]:
 
 
 def _shorten(log: Path) -> None:
-    if log_size(log) > _LOG_LIMIT:
+    if server_process.log_size(log) > _LOG_LIMIT:
         with log.open("rb") as file:
             file.seek(-_LOG_KEPT, os.SEEK_END)
             kept = file.read()
@@ -320,7 +314,7 @@ def _by_hand(files: ServerFiles) -> str:
 
 
 def _died(files: ServerFiles, log_start: int) -> ConfigurationError:
-    tail = log_tail(files.log, log_start)
+    tail = server_process.log_tail(files.log, log_start)
     advice = "its last words were"
     if shutil.disk_usage(files.folder).free < 1 << 20:
         advice = "its disk is full: free some space. Its last words were"
@@ -340,7 +334,7 @@ def _silent(files: ServerFiles, reply: str | None, deadline: float) -> Connectio
         trouble = f"is still loading its data after {deadline:g} s: try again later"
     return ConnectionLost(
         f"The embedded server in {files.folder} {trouble}. Its last words were:"
-        f"\n{log_tail(files.log)}"
+        f"\n{server_process.log_tail(files.log)}"
     )
 
 

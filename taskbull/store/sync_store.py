@@ -27,8 +27,8 @@ from taskbull.scripts.call import (
     Steps,
     none_failed,
 )
+from taskbull.store import cluster
 from taskbull.store.address import Address, Endpoint
-from taskbull.store.cluster import GUIDE_TIMEOUT, READ_SLOTS, SlotMap, is_clustered, no_node_answers
 from taskbull.store.protocol import (
     ASKING,
     BROKEN,
@@ -511,7 +511,7 @@ class SyncOneServer:
         return [self.find("", deadline)]
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
-        raise is_clustered(self.only or endpoint)
+        raise cluster.is_clustered(self.only or endpoint)
 
     def doubt(self) -> None:
         self.only = None
@@ -525,7 +525,7 @@ class SyncClusterNodes:
 
     def __init__(self, address: Address, pool: ConnectionPool) -> None:
         self._pool = pool
-        self._map = SlotMap(address.endpoints)
+        self._map = cluster.SlotMap(address.endpoints)
 
     def find(self, key: str, deadline: Deadline) -> Endpoint:
         """Return the server that holds `key`.
@@ -558,13 +558,13 @@ class SyncClusterNodes:
         """Ask the nodes for the slots, one after the other, until one answers."""
         reasons: list[str] = []
         for node in self._map.nodes_to_ask():
-            soon = Deadline(min(deadline.left, GUIDE_TIMEOUT), monotonic)
+            soon = Deadline(min(deadline.left, cluster.GUIDE_TIMEOUT), monotonic)
             try:
-                [reply] = self._pool.exchange(node, [READ_SLOTS], soon)
+                [reply] = self._pool.exchange(node, [cluster.READ_SLOTS], soon)
                 return self._map.draw(reply, node)
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
-        raise no_node_answers(reasons)
+        raise cluster.no_node_answers(reasons)
 
 
 # The store.

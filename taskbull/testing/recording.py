@@ -116,7 +116,8 @@ class Expectation:
 
 def _same(job: RecordedJob, data: dict[str, Any], name: str, value: Any) -> bool:
     if name in data:
-        return bool(data[name] == payload.decode(encode_data(value)))
+        stored = encode_data(payload.with_text_keys(value, name))
+        return bool(data[name] == payload.decode(stored))
     known = job.queue if name == "queue" else getattr(job.options, name, _NOTHING)
     return bool(known == value)
 

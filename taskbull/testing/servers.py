@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from taskbull.app.app import App
-from taskbull.store.address import address_of
 from taskbull.store.server_process import ServerProcess, valkey_binary
 
 
@@ -32,7 +31,8 @@ def private_server() -> Generator[ServerProcess]:
 def connected(app: App, redis: str) -> Generator[None]:
     """Make the app's tasks, queues and new workers use another Redis within the block.
 
-    Use it for apps that are created when their module is imported.
+    Use it for apps that are created when their module is imported. Pool processes of the workers
+    use the other Redis as well.
 
     Args:
         app: The app to redirect.
@@ -42,7 +42,7 @@ def connected(app: App, redis: str) -> Generator[None]:
         >>> with private_server() as server, connected(app, server.url):
         ...     greet.delay("Ann")
     """
-    with app.producer.moved(address_of(redis)):
+    with app.producer.moved(redis):
         yield
 
 

@@ -17,12 +17,11 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from math import inf
 from random import random
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from anyio import sleep
 from msgspec import Struct
@@ -52,10 +51,9 @@ from taskbull.errors import (
 )
 from taskbull.observability.logs import one_line
 from taskbull.scripts.browse import check_types
-from taskbull.scripts.call import CANCELLED, DENIED, REFUSALS, REFUSED, Call
+from taskbull.scripts.call import CANCELLED, DENIED, REFUSALS, REFUSED, Call, Steps
 from taskbull.scripts.cycle import (
     FIRST_HOLD,
-    Adopted,
     CycleReply,
     FetchOptions,
     Hold,
@@ -199,17 +197,19 @@ class Intake:
             return
         context = self._context
         runs = [Run(job, token, renewed) for job in jobs]
-        context.runs.add_all(runs)
+        context.runs.add(*runs)
         for run in runs if self.early else ():
             run.cancelled = self.early.get((run.job.id, token))
         self._demand.occupied += len(runs)
-        if self._demand.stopping or (context.circuit is not None and context.circuit.open):
+        if self._demand.stopping or (
+            context.circuit is not None and context.circuit.breaker.is_open
+        ):
             for run in runs:
                 self.decided(run, Release())
             return
         if context.circuit is not None:
             for run in runs:
-                context.circuit.started(run.job.id)
+                context.circuit.breaker.started(run.job.id)
         if suspects := [run for run in runs if run.job.stalled_count and is_suspect(run.job)]:
             runs = [run for run in runs if run not in suspects]
             for run in context.quarantine.admit(suspects, context.ready):
@@ -352,97 +352,12 @@ class Intake:
         self._context.alarm.set(self._demand.limited_until)
 
 
-# Recover from cycle calls that failed, or whose reply was lost.
-
-
-# Questions to Redis. All of them are safe to repeat.
-
-
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _LONGEST_CUT = 5.0
 """Maximum pause in seconds after a lost connection. A new one exists by that time, and jobs
 wait."""
-
-
-class RecoveryQueries:
-    """Asks Redis about one queue's jobs and outcomes, and retries until it gets an answer."""
-
-    def __init__(self, context: QueueContext, taking: FetchOptions) -> None:
-        self._context = context
-        self._taking = taking
-        self.is_refused = False
-        """True if Redis has refused a call since the last successful one."""
-
-    async def settle(self, token: str, ended: Sequence[tuple[str, str]], want: int) -> Settled:
-        """Return the effects of a call whose reply was lost, as soon as Redis answers."""
-        context = self._context
-        return await self._retry_until_done(
-            lambda: context.store.run(settle_cycle(context.keys, token, ended, want))
-        )
-
-    async def adopt(self, token: str, job_ids: Sequence[str], taken_ms: int) -> Adopted:
-        """Renew the locks of jobs fetched by a call whose reply was lost, and read some of them."""
-        context = self._context
-        call = adopt_jobs(context.keys, token, job_ids, taken_ms, self._taking)
-        return await self._retry_until_done(partial(context.store.run, call))
-
-    async def renew(self, token: str, jobs: Sequence[Job]) -> tuple[Sequence[Job], float]:
-        """Renew the locks of jobs fetched a while ago. Return those still held, and the time.
-
-        The event loop was blocked, the process was suspended, or the reply was slow. The other jobs
-        were never reported as started. Another worker has them, or the next sweep will find them.
-        """
-        context, renewed = self._context, -inf
-        taken = len(jobs)
-        while jobs and monotonic() - renewed > from_ms(self._taking.lock_life_ms):
-            renewed = monotonic()
-            held = [(job.id, token) for job in jobs]
-            call = extend_locks(context.keys, held, self._taking.lock_life_ms)
-            lost = (await self._retry_until_done(partial(context.store.run, call))).lost
-            jobs = [job for job in jobs if job.id not in lost]
-        if len(jobs) < taken:
-            logger.warning(
-                "Queue %s: %d fetched jobs will not be started, because they lost their locks",
-                context.keys.queue,
-                taken - len(jobs),
-            )
-        return jobs, renewed
-
-    async def pause(self, failures: int, error: TaskbullError) -> None:
-        """Log an error and wait. The pause grows with the number of failures."""
-        delay = pause_after(failures, error, random())  # noqa: S311
-        self.is_refused = self.is_refused or isinstance(error, ServerRefused)
-        logger.warning(
-            "Queue %s: %s, retrying in %.1f s: %s",
-            self._context.keys.queue,
-            "Redis refused" if isinstance(error, ServerRefused) else "no reply from Redis",
-            delay,
-            one_line(await self._explained(error)),
-        )
-        await sleep(delay)
-
-    async def _explained(self, error: TaskbullError) -> str:
-        """Return the error's message. For WRONGTYPE, name the keys that have the wrong type."""
-        if not isinstance(error, ServerRefused) or error.code != "WRONGTYPE":
-            return str(error)
-        try:
-            found = await self._context.store.run_all(check_types(self._context.keys))
-        except TaskbullError:
-            return str(error)
-        wrong = [fault for fault in found if fault is not None]
-        return f"WRONGTYPE {', '.join(wrong)}" if wrong else str(error)
-
-    async def _retry_until_done(self, ask: Callable[[], Awaitable[T]]) -> T:
-        failures = 0
-        while True:
-            try:
-                return await ask()
-            except MaybeExecuted:
-                continue
-            except ServerRefused as error:
-                failures += 1
-                await self.pause(failures, error)
 
 
 def pause_after(failures: int, error: TaskbullError, chance: float) -> float:
@@ -451,7 +366,7 @@ def pause_after(failures: int, error: TaskbullError, chance: float) -> float:
     return reconnect_delay(failures, _LONGEST_CUT if is_cut else LONGEST_DELAY, chance)
 
 
-# Recovery. The rules:
+# Recovery from cycle calls that failed, or whose reply was lost. The rules:
 #
 # - A call that Redis certainly did not execute is repeated later, as a new call.
 # - If a call may have been executed, ask Redis. Adopt the jobs that it fetched, and count the
@@ -478,15 +393,16 @@ class Recovery:
         self._demand = demand
         self._outbox = outbox
         self._intake = intake
-        self._inquiry = RecoveryQueries(context, taking)
+        self._taking = taking
+        self._is_refused = False  # True if Redis has refused a call since the last successful one.
         self._refusals = 0
         self._last_cut: SentOn | None = None  # connection of the last call that was cut off
 
     def on_success(self) -> None:
         """Record a successful call."""
         self._refusals = 0
-        if self._inquiry.is_refused:
-            self._inquiry.is_refused = False
+        if self._is_refused:
+            self._is_refused = False
             logger.info("Queue %s: Redis accepts calls again", self._context.keys.queue)
 
     async def finish_call(self, sent: CycleCall, reply: Reply) -> None:
@@ -497,10 +413,11 @@ class Recovery:
         except ServerUnavailable as error:  # It was not executed, so there is nothing to settle.
             demand.asked -= want
             self._outbox.put_back(sent.batch, apart=sent.apart)
-            await self._inquiry.pause(1, error)
+            await self._pause(1, error)
         except (MaybeExecuted, ServerRefused) as error:
             ended = [(run.job.id, run.token) for run in sent.batch]
-            settled = await self._inquiry.settle(sent.token, ended, want)
+            keys, token = self._context.keys, sent.token
+            settled = await self._repeat(settle_cycle, keys, token, ended, want)
             demand.asked -= want - len(settled.taken)
             self._recover(sent.batch, settled, error)
             await self._adopt(settled.taken, sent)
@@ -525,14 +442,15 @@ class Recovery:
     async def _deliver(self, jobs: Sequence[Job], sent: CycleCall, renewed: float) -> None:
         """Start jobs whose locks were certainly valid at `renewed`."""
         if jobs and monotonic() - renewed > sent.fresh_for:
-            jobs, renewed = await self._inquiry.renew(sent.token, jobs)
+            jobs, renewed = await self._renew(sent.token, jobs)
         self._intake.deliver(jobs, sent.token, renewed)
 
     async def _adopt(self, job_ids: list[str], sent: CycleCall) -> None:
         """Start jobs fetched by a call whose reply was lost."""
         while job_ids:
             renewed = monotonic()
-            adopted = await self._inquiry.adopt(sent.token, job_ids, sent.now_ms)
+            keys, taking = self._context.keys, self._taking
+            adopted = await self._repeat(adopt_jobs, keys, sent.token, job_ids, sent.now_ms, taking)
             await self._deliver(adopted.jobs, sent, renewed)
             self._demand.asked -= adopted.count
             job_ids = job_ids[adopted.count :]
@@ -590,7 +508,67 @@ class Recovery:
     async def _put_off(self, error: TaskbullError) -> None:
         self._outbox.separate()
         self._refusals += 1
-        await self._inquiry.pause(self._refusals, error)
+        await self._pause(self._refusals, error)
+
+    async def _renew(self, token: str, jobs: Sequence[Job]) -> tuple[Sequence[Job], float]:
+        """Renew the locks of jobs fetched a while ago. Return those still held, and the time.
+
+        The event loop was blocked, the process was suspended, or the reply was slow. The other jobs
+        were never reported as started. Another worker has them, or the next sweep will find them.
+        """
+        context, renewed = self._context, -inf
+        taken = len(jobs)
+        while jobs and monotonic() - renewed > from_ms(self._taking.lock_life_ms):
+            renewed = monotonic()
+            held = [(job.id, token) for job in jobs]
+            life_ms = self._taking.lock_life_ms
+            lost = (await self._repeat(extend_locks, context.keys, held, life_ms)).lost
+            jobs = [job for job in jobs if job.id not in lost]
+        if len(jobs) < taken:
+            logger.warning(
+                "Queue %s: %d fetched jobs will not be started, because they lost their locks",
+                context.keys.queue,
+                taken - len(jobs),
+            )
+        return jobs, renewed
+
+    async def _pause(self, failures: int, error: TaskbullError) -> None:
+        """Log an error and wait. The pause grows with the number of failures."""
+        delay = pause_after(failures, error, random())  # noqa: S311
+        self._is_refused = self._is_refused or isinstance(error, ServerRefused)
+        logger.warning(
+            "Queue %s: %s, retrying in %.1f s: %s",
+            self._context.keys.queue,
+            "Redis refused" if isinstance(error, ServerRefused) else "no reply from Redis",
+            delay,
+            one_line(await self._explained(error)),
+        )
+        await sleep(delay)
+
+    async def _explained(self, error: TaskbullError) -> str:
+        """Return the error's message. For WRONGTYPE, name the keys that have the wrong type."""
+        if not isinstance(error, ServerRefused) or error.code != "WRONGTYPE":
+            return str(error)
+        try:
+            found = await self._context.store.run_all(check_types(self._context.keys))
+        except TaskbullError:
+            return str(error)
+        wrong = [fault for fault in found if fault is not None]
+        return f"WRONGTYPE {', '.join(wrong)}" if wrong else str(error)
+
+    async def _repeat(
+        self, make: Callable[P, Call[T] | Steps[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Ask Redis until it answers. `make` returns calls that are safe to repeat."""
+        failures = 0
+        while True:
+            try:
+                return await self._context.store.run(make(*args, **kwargs))
+            except MaybeExecuted:
+                continue
+            except ServerRefused as error:
+                failures += 1
+                await self._pause(failures, error)
 
 
 _MINUTE_MS = 60_000
@@ -612,7 +590,8 @@ class Cycle:
         self._usual_taking = taking
         self._use(taking)
         self._fresh_for = fresh_for
-        self._demand = Demand(concurrency, context.circuit)
+        breaker = None if context.circuit is None else context.circuit.breaker
+        self._demand = Demand(concurrency, breaker)
         self._outbox = Outbox()
         self._intake = Intake(context, self._demand, self._outbox)
         self._recovery = Recovery(context, self._demand, self._outbox, self._intake, taking)

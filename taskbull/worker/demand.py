@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
-from typing import Protocol
 
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, Fail, Outcome
 from taskbull.core.retry import (
     Breaker,
-    BreakerState,
     CircuitBreaker,
     Closed,
     HalfOpened,
@@ -51,18 +49,12 @@ _ENOUGH = 25
 """Number of jobs that justify another concurrent call if there are many slots."""
 
 
-class Allowance(Protocol):
-    """A limit on the number of jobs to fetch, such as a circuit breaker."""
-
-    def allowed(self, wanted: int, asked: int) -> int: ...
-
-
 class Demand:
     """The state of one queue's slots, calls and expected jobs."""
 
-    def __init__(self, concurrency: int, allowance: Allowance | None = None) -> None:
+    def __init__(self, concurrency: int, breaker: Breaker | None = None) -> None:
         self._concurrency = concurrency
-        self._allowance = allowance
+        self._breaker = breaker
         self.enough = max(1, min(_ENOUGH, concurrency // 2))
         """Number of jobs that justify another concurrent call."""
         self.occupied = 0
@@ -89,7 +81,7 @@ class Demand:
         if self.stopping or self.is_quiet or self.limited_until:
             return 0
         free = self._concurrency - self.occupied - self.asked
-        return free if self._allowance is None else self._allowance.allowed(free, self.asked)
+        return free if self._breaker is None else self._breaker.allowed(free, self.asked)
 
     def wake(self) -> None:
         """Record that there may be jobs."""
@@ -228,51 +220,23 @@ class Circuit:
     def __init__(
         self, options: CircuitBreaker, reporter: Reporter, clock: Clock, alarm: Alarm
     ) -> None:
-        self._breaker = Breaker(options)
+        self.breaker = Breaker(options)
         self._reporter = reporter
         self._clock = clock
         self._alarm = alarm
 
-    @property
-    def state(self) -> BreakerState:
-        """The breaker's state."""
-        return self._breaker.state
-
-    @property
-    def failures(self) -> int:
-        """Number of consecutive failed attempts."""
-        return self._breaker.failures
-
-    @property
-    def wakes_at(self) -> float | None:
-        """Time when an open circuit half-opens, by the worker's clock."""
-        return self._breaker.wakes_at
-
-    @property
-    def open(self) -> bool:
-        """True if no jobs may run."""
-        return self._breaker.state is BreakerState.OPEN
-
     def check(self) -> None:
         """Update the state for the current time. Call it when the alarm goes off."""
-        self._emit(self._breaker.check(self._clock.now()))
+        self._emit(self.breaker.check(self._clock.now()))
         self._set_alarm()  # It may have gone off for another reason.
-
-    def allowed(self, wanted: int, asked: int) -> int:
-        """Return how many of the `wanted` jobs may be fetched while `asked` ones may arrive."""
-        return self._breaker.allowed(wanted, asked)
-
-    def started(self, job_id: str) -> None:
-        """Record that a job was fetched and will run."""
-        self._breaker.started(job_id)
 
     def count(self, job_id: str, outcome: Outcome) -> None:
         """Count a job's outcome."""
-        self._emit(self._breaker.ended(job_id, outcome, self._clock.now()))
+        self._emit(self.breaker.ended(job_id, outcome, self._clock.now()))
 
     def _set_alarm(self) -> None:
-        if self._breaker.wakes_at is not None:
-            self._alarm.set(self._breaker.wakes_at)
+        if self.breaker.wakes_at is not None:
+            self._alarm.set(self.breaker.wakes_at)
 
     def _emit(self, transition: Transition | None) -> None:
         emit = self._reporter.emit

@@ -28,18 +28,8 @@ from taskbull.core.validation import from_ms, to_ms
 from taskbull.core.worker_record import BreakerRecord, WorkerRecord
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics
+from taskbull.scripts import records
 from taskbull.scripts.call import Call
-from taskbull.scripts.records import (
-    MOST_ERRORS,
-    Sample,
-    forget_worker,
-    read_sample,
-    record_errors,
-    record_worker,
-    register_queues,
-    resign,
-    sample_queue,
-)
 from taskbull.store.backend import on_trio
 from taskbull.worker.context import PAUSE_PER_QUEUE, QueueContext
 from taskbull.worker.pool.pool import ProcessPool
@@ -67,7 +57,7 @@ class FailedAttempts:
         failure, counted = event.failure, self._counted[event.queue]
         stack = failure.stack
         error = make_fingerprint(event.job.name, failure.reason[:300], stack[:300], stack[-600:])
-        if error not in counted and len(counted) >= MOST_ERRORS:
+        if error not in counted and len(counted) >= records.MOST_ERRORS:
             error = _OTHERS
         counted[error] = counted.get(error, 0) + 1
 
@@ -144,7 +134,7 @@ class Recorder:
     async def _register(self) -> None:
         context = self._contexts[0]
         names = [each.keys.queue for each in self._contexts]
-        command = register_queues(context.keys.prefix, names, context.clock.wall_ms())
+        command = records.register_queues(context.keys.prefix, names, context.clock.wall_ms())
         try:
             await context.store.run(command, timeout=_WRITE_TIMEOUT)
         except TaskbullError as error:
@@ -211,7 +201,7 @@ class _Page:
             record = self._now(state)
             if age >= IDLE or has_changed or (age >= BUSY and _has_changed(record, written)):
                 self._written, self._written_at = record, now
-                calls.append(record_worker(context.keys, record))
+                calls.append(records.record_worker(context.keys, record))
         return [] if self._refused else calls
 
     def last(self, worker_id: str) -> list[Call[None]]:
@@ -219,7 +209,7 @@ class _Page:
         calls = self._errors()
         if self._written_at > float("-inf"):
             keys, now_ms = self._context.keys, self._context.clock.wall_ms()
-            calls.append(forget_worker(keys, worker_id, now_ms))
+            calls.append(records.forget_worker(keys, worker_id, now_ms))
         return [] if self._refused else calls
 
     def failed(self, error: TaskbullError) -> None:
@@ -231,18 +221,17 @@ class _Page:
     def _errors(self) -> list[Call[None]]:
         counted = self._attempts.take(self.queue)
         keys, now_ms = self._context.keys, self._context.clock.wall_ms()
-        return [record_errors(keys, counted, now_ms)] if counted else []
+        return [records.record_errors(keys, counted, now_ms)] if counted else []
 
     def _now(self, state: Mapping[str, Any]) -> WorkerRecord:
         context = self._context
         circuit = None
         if context.circuit is not None:
-            wakes_at, failures = context.circuit.wakes_at, context.circuit.failures
-            until_ms = None
-            if wakes_at is not None:
-                left = wakes_at - context.clock.now()
+            breaker, until_ms = context.circuit.breaker, None
+            if breaker.wakes_at is not None:
+                left = breaker.wakes_at - context.clock.now()
                 until_ms = context.clock.wall_ms() + round(left * 1000)
-            circuit = BreakerRecord(context.circuit.state, until_ms, failures)
+            circuit = BreakerRecord(breaker.state, until_ms, breaker.failures)
         lost, at_ms = context.runs.lost, context.clock.wall_ms()
         skew = context.clock.skew if abs(context.clock.skew) >= SKEW else 0.0
         return replace(
@@ -340,7 +329,7 @@ class Sampler:
     async def run(self, shutdown: Shutdown) -> None:
         """Sample until cancelled. From shutdown on, the worker counts as not ready for jobs."""
         circuits = {
-            context.keys.queue: None if context.circuit is None else context.circuit.state
+            context.keys.queue: None if context.circuit is None else context.circuit.breaker.state
             for context in self._contexts
         }
         running = {context.keys.queue: context.runs.running for context in self._contexts}
@@ -416,10 +405,10 @@ class Sampler:
         elif queue in self._chosen:  # Another worker may still sample it otherwise.
             self._forget(queue)
 
-    async def _read(self, context: QueueContext) -> Sample | None:
+    async def _read(self, context: QueueContext) -> records.Sample | None:
         queue = context.keys.queue
         held, term_ms = queue in self._chosen, to_ms(_TERM * self._period)
-        steps = sample_queue(context.keys, self._worker_id, term_ms, held=held)
+        steps = records.sample_queue(context.keys, self._worker_id, term_ms, held=held)
         try:
             sample = await context.store.run(steps, timeout=_SAMPLE_TIMEOUT)
         except ServerRefused as error:
@@ -427,7 +416,9 @@ class Sampler:
                 raise
             # No worker can take the turn, so each one reports the queue.
             self._refused[queue] = str(error)
-            return await context.store.run(read_sample(context.keys), timeout=_SAMPLE_TIMEOUT)
+            return await context.store.run(
+                records.read_sample(context.keys), timeout=_SAMPLE_TIMEOUT
+            )
         self._refused.pop(queue, None)
         return sample
 
@@ -442,7 +433,7 @@ class Sampler:
         for context in held:
             self._forget(context.keys.queue)
         for context in held:
-            await context.store.run(resign(context.keys), timeout=1.0)
+            await context.store.run(records.resign(context.keys), timeout=1.0)
 
 
 def _age(context: QueueContext, since_ms: int | None) -> float:

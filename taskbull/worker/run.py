@@ -563,14 +563,10 @@ class Runs:
         run = self._held.get(job_id)
         return run if run is not None and run.token == token else None
 
-    def add(self, run: Run) -> None:
-        """Add a run. It replaces an older run of the same job, whose lock must already be lost."""
-        self._held[run.job.id] = run
-
-    def add_all(self, runs: Iterable[Run]) -> None:
-        """Add several runs."""
+    def add(self, *runs: Run) -> None:
+        """Add runs. One replaces an older run of the same job, whose lock must already be lost."""
         for run in runs:
-            self.add(run)
+            self._held[run.job.id] = run
 
     def drop(self, run: Run) -> None:
         """Remove a run, unless a newer one has replaced it."""

@@ -21,7 +21,7 @@ from taskbull.core import payload
 from taskbull.core.backoff import Backoff
 from taskbull.core.celery import JOB, no_attribute
 from taskbull.core.groups import check_added_cost
-from taskbull.core.job import Growing, Job, Source, children_of, current
+from taskbull.core.job import Growing, Job, Source, children_of, current, source_name
 from taskbull.core.keys import job_ref
 from taskbull.core.options import OnFailure
 from taskbull.core.outcome import Fail, expired
@@ -638,7 +638,7 @@ class RunningJob:
 
         Children that failed are left out.
         """
-        return _read(task, self._port.call("child_results", _name(task)))
+        return _read(task, self._port.call("child_results", source_name("children", task)))
 
     @overload
     async def achildren(self, task: Source[R]) -> list[R]: ...
@@ -646,7 +646,7 @@ class RunningJob:
     async def achildren(self, task: str) -> list[Any]: ...
     async def achildren(self, task: Source[Any] | str) -> list[Any]:
         """Return the results of the job's children by task or name. See `children`."""
-        return _read(task, await self._port.acall("child_results", _name(task)))
+        return _read(task, await self._port.acall("child_results", source_name("achildren", task)))
 
     def failed_children(self) -> dict[tuple[str, str], str]:
         """Return the errors of failed children, by queue and id.
@@ -830,10 +830,6 @@ def _signal_arguments(
         raise ConfigurationError(f"Signal '{name}' cannot have this type: {error}") from None
     limit = None if timeout is None else seconds("timeout", timeout)
     return check_signal_name(name), limit, read
-
-
-def _name(task: Source[Any] | str) -> str:
-    return task if isinstance(task, str) else task.name
 
 
 def _read(task: Source[Any] | str, results: list[bytes]) -> list[Any]:

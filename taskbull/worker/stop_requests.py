@@ -24,16 +24,7 @@ from anyio.abc import TaskGroup
 from taskbull.core.job import JobStack
 from taskbull.core.outcome import format_stack
 from taskbull.errors import ServerRefused, ServerUnavailable, TaskbullError
-from taskbull.scripts.change import (
-    BLOCK,
-    FIRST,
-    QuietRequest,
-    StopRequest,
-    check_readable,
-    read_requests,
-    requests_key,
-    write_stack,
-)
+from taskbull.scripts import change
 from taskbull.worker.attempt import thread_frames
 from taskbull.worker.batch import BatchCollector
 from taskbull.worker.consumer import Consumer, Runner
@@ -120,14 +111,14 @@ because anyone who can write to the queue can send any number of them."""
 async def watch_requests(
     consumers: Sequence[Consumer],
     hooks: Hooks,
-    on_quiet: Callable[[Consumer, QuietRequest], None],
+    on_quiet: Callable[[Consumer, change.QuietRequest], None],
 ) -> None:
     """Handle the requests for queues on one server, until cancelled.
 
     A request applies to its own queue only.
     """
-    by_stream = {requests_key(one.context.keys): one for one in consumers}
-    positions = dict.fromkeys(by_stream, FIRST)
+    by_stream = {change.requests_key(one.context.keys): one for one in consumers}
+    positions = dict.fromkeys(by_stream, change.FIRST)
     context = consumers[0].context
     name = f"{CLIENT}{context.worker_id}"
     connection = context.store.blocking(next(iter(by_stream)), name)
@@ -140,7 +131,7 @@ async def watch_requests(
                 wanted = {each: positions[each] for each in positions if each not in left_out}
                 left_out = frozenset()
                 try:
-                    found = await connection.run(read_requests(wanted))
+                    found = await connection.run(change.read_requests(wanted))
                 except ServerRefused as error:
                     refused = await _unreadable(context, positions)
                     if refused != known:
@@ -149,7 +140,7 @@ async def watch_requests(
                     if refused and len(refused) < len(positions):
                         left_out = refused
                     else:
-                        await sleep(BLOCK)
+                        await sleep(change.BLOCK)
                     continue
                 for stream, requests in found.items():
                     for request in requests:
@@ -171,7 +162,9 @@ async def watch_requests(
 async def _unreadable(context: QueueContext, streams: Iterable[str]) -> frozenset[str]:
     """Return the streams that Redis refuses to read, such as keys of another type."""
     names = list(streams)
-    replies = await context.store.run_each([check_readable(each) for each in names], timeout=BLOCK)
+    replies = await context.store.run_each(
+        [change.check_readable(each) for each in names], timeout=change.BLOCK
+    )
     return frozenset(
         name
         for name, reply in zip(names, replies, strict=True)
@@ -194,7 +187,7 @@ class _StackReports:
     def __init__(self) -> None:
         self._active: Counter[QueueContext] = Counter()
 
-    def start(self, tasks: TaskGroup, context: QueueContext, request: StopRequest) -> None:
+    def start(self, tasks: TaskGroup, context: QueueContext, request: change.StopRequest) -> None:
         """Send the stack of a job, if the job runs here."""
         run = context.runs.find(request.job_id, request.token)
         if run is not None and self._active[context] < _STACKS_AT_ONCE:
@@ -207,6 +200,6 @@ class _StackReports:
             with move_on_after(_REPLY_TIMEOUT), suppress(TaskbullError):
                 found = await find_stack(context, run)
                 raw = msgspec.json.encode(found)
-                await context.store.run(write_stack(context.keys, stack_id, raw))
+                await context.store.run(change.write_stack(context.keys, stack_id, raw))
         finally:
             self._active[context] -= 1

@@ -36,7 +36,7 @@ from taskbull.core.keys import PREFIX, JobState
 from taskbull.core.options import NO_RULES, QueueOptions, WorkerOptions
 from taskbull.core.outcome import leaves
 from taskbull.core.retry import NO_POLICY, BreakerState, CircuitBreaker, RetryPolicy
-from taskbull.core.validation import check_type, from_ms, refusal
+from taskbull.core.validation import check_list, check_type, from_ms, refusal
 from taskbull.errors import ConfigurationError, ConnectionLost, InvalidReply, MaybeExecuted
 from taskbull.observability.logs import LogLines
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics, application_metrics
@@ -221,10 +221,12 @@ class Worker:
         self.options = options
         self.id = options.worker_id or make_worker_id()
         self.namespace = Namespace(address_of(redis, credentials), prefix, hash_tag)
+        if not isinstance(queues, str):
+            check_list("queues", queues, "queue names")
         names = [queues] if isinstance(queues, str) else list(queues)
-        if not names or len(set(names)) < len(names):
-            raise refusal("queues", "be one queue name, or several different ones", queues)
         self._keys = {name: self.namespace.keys(name) for name in names}
+        if not names or len(self._keys) < len(names):
+            raise refusal("queues", "be one queue name, or several different ones", queues)
         self._rules = {name: (queue_options or {}).get(name, NO_RULES) for name in names}
         self._resolve = resolve or always(handler, policy)
         self._breakers = _by_queue(circuit_breaker, names)
@@ -239,8 +241,10 @@ class Worker:
         self._hooks = Hooks()
         self._metrics: list[Metrics] = []
         self.on(events.Event, LogLines())
-        for kind, listener in (on or {}).items():
-            self.on(kind, listener)
+        if on is not None:
+            check_type("on", on, Mapping, "map events to functions")
+            for kind, listener in on.items():
+                self.on(kind, listener)
         self._parents = CancelledParents()
         self.on(events.Failed, self._parents.on_event)
         self._attempts = FailedAttempts()
@@ -319,7 +323,7 @@ class Worker:
             raise refusal("queue", f"be one of this worker's ({', '.join(self._keys)})", queue)
         if queue in self._consumers:
             circuit = self._consumers[queue].context.circuit
-            return None if circuit is None else circuit.state
+            return None if circuit is None else circuit.breaker.state
         return BreakerState.CLOSED if queue in self._breakers else None
 
     @property

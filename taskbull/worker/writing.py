@@ -40,21 +40,8 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.observability.logs import cut, one_line
+from taskbull.scripts import change
 from taskbull.scripts.call import Operation, Request, Steps, again
-from taskbull.scripts.change import (
-    Holder,
-    Signal,
-    WaitReply,
-    add_log,
-    begin_wait,
-    check_held,
-    get_steps,
-    record_unknown_task,
-    send_signal,
-    store_step,
-    update_data,
-    update_progress,
-)
 from taskbull.scripts.groups import add_group_cost
 from taskbull.scripts.read import get_failures, get_results
 from taskbull.scripts.removal import remove_unprocessed_children
@@ -166,7 +153,7 @@ class Writing:
         """Record that this worker cannot run the job. See `JobPort`."""
         context = self._context
         now_ms = context.clock.wall_ms()
-        note = record_unknown_task(context.keys, self._run.job.id, now_ms, to_ms(patience))
+        note = change.record_unknown_task(context.keys, self._run.job.id, now_ms, to_ms(patience))
         return from_ms(await context.store.run(note, timeout=1.0))
 
     # The operations of `PortMethod`.
@@ -190,7 +177,7 @@ class Writing:
 
     def _progress(self, raw: bytes) -> Request[None]:
         run = self._run
-        return update_progress(self._context.keys, run.job.id, raw, token=run.token)
+        return change.update_progress(self._context.keys, run.job.id, raw, token=run.token)
 
     def _log(self, line: str) -> Request[int]:
         job, token = self._run.job, self._run.token
@@ -198,18 +185,18 @@ class Writing:
         keep = KEEP_LOGS if kept is None else int(kept)
         # File names may contain bytes that are not UTF-8. A log line must not fail the job.
         text = str(line).encode("utf-8", "backslashreplace").decode()
-        return add_log(self._context.keys, job.id, text, keep=keep, token=token)
+        return change.add_log(self._context.keys, job.id, text, keep=keep, token=token)
 
     def _update_data(self, raw: bytes) -> Request[None]:
         run = self._run
-        return update_data(self._context.keys, run.job.id, raw, token=run.token)
+        return change.update_data(self._context.keys, run.job.id, raw, token=run.token)
 
     def _load_steps(self) -> Request[dict[str, bytes]]:
-        return get_steps(self._context.keys, self._run.job.id)
+        return change.get_steps(self._context.keys, self._run.job.id)
 
     def _store_step(self, field: str, record: bytes) -> Request[None]:
         self._run.stored_steps += 1
-        return store_step(self._context.keys, self._holder(), field, record)
+        return change.store_step(self._context.keys, self._holder(), field, record)
 
     def _wait(
         self,
@@ -219,10 +206,10 @@ class Writing:
         place: int,
         begun: tuple[int, int | None] | None,
         timeout_ms: int | None,
-    ) -> Request[WaitReply | None]:
+    ) -> Request[change.WaitReply | None]:
         run, context = self._run, self._context
         now_ms = context.clock.wall_ms()
-        return begin_wait(
+        return change.begin_wait(
             context.keys,
             self._holder(),
             StepCall(kind, name, number, place),
@@ -231,12 +218,12 @@ class Writing:
             now_ms,
         )
 
-    def _holder(self) -> Holder:
+    def _holder(self) -> change.Holder:
         run = self._run
-        return Holder(run.job.id, run.token, to_ms(self._context.options.step_ttl))
+        return change.Holder(run.job.id, run.token, to_ms(self._context.options.step_ttl))
 
     def _hold(self) -> Request[None]:
-        return check_held(self._context.keys, self._run.job.id, self._run.token)
+        return change.check_held(self._context.keys, self._run.job.id, self._run.token)
 
     def _is_held(self) -> bool:
         """Return True if the lock was renewed recently enough to be held without asking Redis."""
@@ -245,8 +232,8 @@ class Writing:
 
     def _send_signal(self, job_id: str, name: str, raw: bytes) -> Steps[None]:
         now_ms = self._context.clock.wall_ms()
-        signal = Signal(name, raw, uuid4().hex)
-        return send_signal(self._context.keys, job_id, signal, now_ms)
+        signal = change.Signal(name, raw, uuid4().hex)
+        return change.send_signal(self._context.keys, job_id, signal, now_ms)
 
     # The stream of a job that yields items.
 

@@ -104,6 +104,13 @@ def test_prefix_and_hash_tag_are_those_of_all_queues() -> None:
         app.queue("a:b")
 
 
+@pytest.mark.parametrize("name", [None, 5, [], {"name": "emails"}])
+def test_a_queue_name_that_is_no_string_is_refused(name: Any) -> None:
+    for get in (App("shop").queue, App("shop").sync_queue):
+        with pytest.raises(ConfigurationError, match="queue name must be a string"):
+            get(name)
+
+
 def test_two_apps_know_nothing_of_each_other() -> None:
     one, two = App("one", redis=NOWHERE), App("two", redis=NOWHERE)
 

@@ -16,6 +16,7 @@ from anyio import fail_after
 
 from taskbull import (
     App,
+    ConfigurationError,
     JobFailed,
     JobHandle,
     JobState,
@@ -95,6 +96,26 @@ async def test_results_come_typed_and_in_order(tasks: Tasks, perform: Perform) -
         lambda: tasks.report.after(tasks.day.job(n) for n in numbers).adelay("days")
     )
     assert await job.aresult() == ["days", numbers, []]
+
+
+async def test_only_a_task_or_its_name_selects_children(app: App, perform: Perform) -> None:
+    @app.task(queue="q", attempts=1)
+    async def gather() -> list[str]:
+        job = current_job()
+        problems: list[str] = []
+        invalid: list[Any] = [None, 5, ""]
+        for wrong in invalid:
+            with pytest.raises(ConfigurationError) as refused:
+                await job.achildren(wrong)
+            problems.append(str(refused.value))
+        return problems
+
+    job = await perform(gather.adelay)
+    assert await job.aresult() == [
+        "the task of achildren() must be a task or the name of one, got None",
+        "the task of achildren() must be a task or the name of one, got 5",
+        "the task of achildren() must not be empty",
+    ]
 
 
 async def test_a_plain_function_gets_the_result_of_its_one_child(

@@ -186,7 +186,9 @@ def test_defaults_of_an_app_apply_to_plain_and_async_tasks() -> None:
 
 def test_a_wrong_default_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="time zone 'Mars'"):
-        App("app", tz="Mars").schedule("a", Cron("* * * * *"), _job(App("b")))
+        App("app", tz="Mars")
+    with pytest.raises(ConfigurationError, match="dedup key must not be empty"):
+        TaskGroup("group", dedup="")
     with pytest.raises(TypeError, match="unexpected keyword argument 'proces'"):
         App("app", proces=True)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"(?s)broker is redis.*'task_always_eager'"):

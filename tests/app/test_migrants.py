@@ -284,6 +284,9 @@ async def test_the_class_of_a_failed_result(app: App) -> None:
     [
         ("RateError: E429\n    at charge (pay.js:3:9)\n    at run (x.js:1:1)", "RateError"),
         ("cancelled: not needed", None),
+        (stack_of(CartError("too\nbusy")), f"{__name__}.CartError"),  # A batch returned it.
+        ("KeyError", "KeyError"),
+        ("Too many jobs: 3", None),
         ("Traceback (most recent call last):\n  File 'a'\nshop.A: b\nc: d", "shop.A"),
         ("Traceback (most recent call last):", None),
         ("", None),

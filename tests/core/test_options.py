@@ -36,7 +36,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
         ("eta", datetime(2030, 1, 1), "naive"),  # noqa: DTZ001
         ("eta", 5, "timezone-aware datetime"),
         ("eta", datetime(2050, 1, 1, tzinfo=UTC), "September 2039"),
-        ("attempts", 0, "attempts must be an integer from 1"),
+        ("attempts", 0, "attempts must be an integer of at least 1"),
         ("attempts", -3, "got -3"),
         ("attempts", "3", "got '3'"),
         ("attempts", True, "got True"),

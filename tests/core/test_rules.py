@@ -160,6 +160,7 @@ def test_other_rules_in_words(rule: Rule, words: str) -> None:
         (lambda: Every(10, start=at("1969-12-31")), "start must be after 1970"),
         (lambda: Every(10, end=at("2040-01-01")), "before September 2039"),
         (lambda: Every(10).upcoming(-1), "n must be an integer"),
+        (lambda: Every(10).upcoming(2**64), "n must be an integer"),
         (lambda: Every(10).next(datetime(2027, 1, 1)), "after must be a timezone-aware"),  # noqa: DTZ001
     ],
 )

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from taskbull.core.keys import (
     MAX_DUE_MS,
     MAX_PRIORITY,
-    MAX_SAFE_INTEGER,
     JobState,
     delay_score_range,
     due_ms,
@@ -18,6 +17,7 @@ from taskbull.core.keys import (
     priority_of_score,
     priority_score,
 )
+from taskbull.core.validation import MAX_SAFE_INTEGER
 from taskbull.scripts.read import Counts
 
 priorities = st.integers(1, MAX_PRIORITY)

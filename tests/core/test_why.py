@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from taskbull.core.diagnosis import ChildFacts, JobFacts, explain, explain_queue
-from taskbull.core.keys import MAX_SAFE_INTEGER, JobState, QueueKeys
+from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.queue_health import PauseNote, QueueFacts, Throughput, encode_note, read_note
 from taskbull.core.steps import JobStep
+from taskbull.core.validation import MAX_SAFE_INTEGER
 from taskbull.core.worker_record import BreakerRecord, WorkerRecord, death_line, find_deaths
 from taskbull.queue.stores import not_in_time
 

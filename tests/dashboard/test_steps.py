@@ -46,6 +46,8 @@ async def test_the_job_page_shows_steps_and_sends_a_signal(
     assert "step 'draft'" in html.unescape(page)
     assert "waiting until" in page
     assert "Send…" in page
+    assert page.count('class="fill step"') == 1
+    assert page.count('class="fill waiting" x="90.0" y="0" width="10.0"') == 1
     assert "It has been waiting for the signal" in page
 
     async def send(**fields: Any) -> httpx.Response:
@@ -57,6 +59,7 @@ async def test_the_job_page_shows_steps_and_sends_a_signal(
     assert html.unescape(said) == "1 job got signal 'approval'."
     await app.run_worker(["emails"], burst=True)
     assert await job.aresult() == {"ok": True}
+    assert 'class="fill signal"' in (await visitor.get(f"job?q=emails&id={job.id}")).text
     assert "Skipped" in await visitor.said(await send(signal="approval", value="1"))
 
 

@@ -164,6 +164,16 @@ assert say_nothing.delay().result(timeout=30) is None
         node.stop()
 
 
+def test_a_job_that_a_closing_worker_adds_keeps_no_connection_open(place: JobEnvironment) -> None:
+    (place.folder / "ask.py").write_text(
+        "from bazaar import say_nothing\nsay_nothing.delay().result(timeout=30)"
+    )
+    with place.node("run.js", "late") as node:
+        node.read_until("ready")
+        place.python("ask.py").run()
+        node.end()
+
+
 def test_node_and_python_store_the_same_jobs(place: JobEnvironment) -> None:
     said = place.node("run.js", "add").run()
     assert "expires must be later than delay" in said

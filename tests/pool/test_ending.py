@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from anyio import create_task_group
 
+from taskbull import JobFailed
 from taskbull.core import events
 from taskbull.core.keys import JobState
 from taskbull.core.outcome import Category
@@ -52,6 +53,7 @@ async def test_the_stored_stack_tells_where_it_hung(bed: PoolBed, how: str, line
         event = await bed.ended("hang", how)
     assert "Its process was ended here:" in event.failure.stack
     assert line in event.failure.stack
+    assert JobFailed("hang", "1", "reason", [event.failure.stack]).error_type == "TimeoutError"
 
 
 async def test_a_function_that_is_ended_can_clean_up(bed: PoolBed) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from taskbull.app.app import load_app
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.keys import JobState
 from taskbull.core.outcome import Category, LimitQueue, RetryAfter, SnoozeFor, Verdict
 from taskbull.errors import JobFailed, RaisedInProcess
 from taskbull.observability.logs import JobFilter
+from taskbull.testing import connected
 from tests.pool.conftest import PoolBed
 from tests.selection import in_full
+from tests.servers.kinds import Reachable
 
 
 async def test_a_task_runs_in_another_process_and_gives_its_result(bed: PoolBed) -> None:
@@ -202,6 +206,20 @@ async def test_a_task_can_enqueue_from_its_process(bed: PoolBed) -> None:
     async with bed.working():
         job_id = await bed.result("enqueue_more")
         assert await bed.app.job("default", job_id).aresult(timeout=60) == os.getpid()
+
+
+async def test_a_process_uses_the_server_that_a_test_connects(
+    server: Reachable, write_app: Callable[[str], str], tmp_path: Path
+) -> None:
+    target = write_app("")
+    module = tmp_path / f"{target.partition(':')[0]}.py"
+    module.write_text(module.read_text().replace(repr(server.url), "'redis://localhost:1'"))
+    bed = PoolBed(load_app(target), tmp_path)
+    with connected(bed.app, server.url):
+        async with bed.working():
+            job_id = await bed.result("enqueue_more")
+            assert await bed.app.job("default", job_id).aresult(timeout=60) == os.getpid()
+            assert await bed.result("spawning") == [1, 2]
 
 
 async def test_results_of_children_are_filled_in(bed: PoolBed) -> None:

@@ -136,9 +136,9 @@ def test_sync_code_follows_events_too(server: Reachable, prefix: str) -> None:
     queue.close()
 
 
-@pytest.mark.parametrize("last_id", ["", "now", "12-", "-1", "1-2-3"])
+@pytest.mark.parametrize("last_id", ["", "now", "12-", "-1", "1-2-3", "\u0661", "9" * 25, None, 0])
 async def test_a_place_that_is_none_is_refused(
-    server: Reachable, prefix: str, last_id: str
+    server: Reachable, prefix: str, last_id: Any
 ) -> None:
     queue = Queue("q", redis=server.url, prefix=prefix)
     with pytest.raises(ConfigurationError, match="last_id"):

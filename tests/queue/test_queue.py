@@ -10,6 +10,7 @@ import pytest
 from taskbull.core.backoff import Backoff
 from taskbull.core.keys import JobState
 from taskbull.core.options import Dedup, Keep
+from taskbull.core.queue_health import read_note
 from taskbull.errors import (
     ConfigurationError,
     JobNotFound,
@@ -345,3 +346,48 @@ async def test_what_names_another_key_is_no_job(queue: Both, job_id: str) -> Non
     for change in (queue.remove, queue.retry, queue.promote):
         with pytest.raises(JobNotFound):
             await change(job_id)
+
+
+INVALID: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("get_jobs", ("waiting", "0"), {}, "start must be an integer"),
+    ("get_jobs", ("waiting", 0, 1.5), {}, "end must be an integer"),
+    ("get_jobs", ("waiting", 0, None), {}, "end must be an integer"),
+    ("get_jobs", ("unknown",), {}, "state must be one of"),
+    ("clean", (0, 2**60, "failed"), {}, "limit must be an integer"),
+    ("clean", (0, 1, "unknown"), {}, "state must be one of"),
+    ("logs", ("1", None), {}, "start must be an integer"),
+    ("logs", ("1", 0, "1"), {}, "end must be an integer"),
+    ("pause", (), {"by": 5}, "by must be a string"),
+    ("pause", (), {"reason": None}, "reason must be a string"),
+    ("retry_selected", ("12",), {}, "ids must be a list"),
+    ("retry_selected", (None,), {}, "ids must be a list"),
+    ("remove_selected", (7,), {}, "ids must be a list"),
+    ("retry_group", ("x",), {"step": 1}, "step must be the result"),
+    ("remove_group", ("x",), {"step": 1}, "step must be the result"),
+    ("add_copies", (None,), {}, "copies must be a list"),
+    ("set_global_concurrency", (2**60,), {}, "global concurrency must be an integer"),
+    ("set_global_rate_limit", (2**60,), {}, "max must be an integer"),
+    ("trim_events", (2**64,), {}, "length must be an integer"),
+]
+
+
+@pytest.mark.parametrize(("method", "args", "options", "problem"), INVALID)
+async def test_an_invalid_argument_is_named(
+    queue: Both, method: str, args: tuple[Any, ...], options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        await getattr(queue, method)(*args, **options)
+
+
+async def test_a_reason_that_utf8_cannot_hold_is_escaped(queue: Both, admin: Any) -> None:
+    await queue.pause(by="ann", reason="\ud800")
+    note = read_note(admin.get(queue.keys.private("note")))
+    assert note is not None
+    assert (note.by, note.why) == ("ann", "\\ud800")
+
+
+async def test_a_negative_index_counts_from_the_end(queue: Both) -> None:
+    await queue.add_bulk([("job", n) for n in range(4)])
+    assert [job.data for job in await queue.get_jobs("waiting", -2)] == [2, 3]
+    assert [job.data for job in await queue.get_jobs("waiting", -9, -2)] == [0, 1, 2]
+    assert await queue.get_jobs("waiting", 0, -9) == []

@@ -379,6 +379,25 @@ def test_a_sweep_frees_places_without_locks(bed: Bed, runner: Runner) -> None:
     assert [job.id for job in runner.fetch(1).jobs] == [ids[1]]
 
 
+@pytest.mark.parametrize("limits", [{}, {"paused": True}, {"concurrency": 1}])
+def test_a_sweep_ends_groups_whose_queue_another_program_obliterated(
+    bed: Bed, runner: Runner, limits: dict[str, Any]
+) -> None:
+    change(bed, "a", **limits)
+    ids = add(bed, *["a"] * 3)
+    runner.fetch(2)
+    for one in ids:
+        bed.admin.delete(bed.queue.job(one), bed.queue.lock(one))
+    bed.admin.delete(bed.queue.meta, bed.queue.active, bed.queue.prioritized, bed.queue.marker)
+    bed.go(sweep_groups(bed.queue, NOW))
+    # A worker fetches again only if the sweep set the marker.
+    assert bed.admin.zrange(bed.queue.marker, 0, -1) == [b"0"]
+    runner.now += 31_000
+    runner.fetch()
+    runner.fetch()
+    assert group_keys(bed) == ({"tb:groups"} if limits else set())
+
+
 def test_a_long_line_of_held_groups_does_not_hide_others(bed: Bed, runner: Runner) -> None:
     bed.run(declare_groups(bed.queue, Groups(concurrency=1), NOW))
     names = [f"g{number}" for number in range(200)]

@@ -75,6 +75,21 @@ def test_what_is_enqueued_is_recorded_and_nothing_is_sent(shop: Shop) -> None:
     assert shop.sent == []
 
 
+def test_expected_values_may_have_the_types_of_the_arguments(shop: Shop) -> None:
+    @shop.app.task
+    def restock(
+        counts: dict[int, int], days: tuple[timedelta, ...], **others: dict[int, str]
+    ) -> None:
+        assert (counts, days, others) == ({7: 2}, (timedelta(days=1),), {"names": {7: "tea"}})
+
+    given: dict[str, Any] = {"counts": {7: 2}, "days": (timedelta(days=1),), "names": {7: "tea"}}
+    with recorded(shop.app) as box:
+        restock.delay(**given)
+        box.assert_enqueued(restock, **given)
+        box.assert_not_enqueued(restock, counts={7: 3})
+        box.run()
+
+
 @pytest.mark.parametrize("expected", [{"to": "bob"}, {"delay": 61}])
 def test_what_was_not_enqueued_is_told_with_what_was(shop: Shop, expected: Any) -> None:
     with recorded(shop.app) as box:

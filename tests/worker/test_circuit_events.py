@@ -42,7 +42,7 @@ class Case:
 
     def run(self, *outcomes: Outcome) -> Case:
         for number, outcome in enumerate(outcomes):
-            self.circuit.started(str(number))
+            self.circuit.breaker.started(str(number))
             self.circuit.count(str(number), outcome)
         return self
 
@@ -52,14 +52,17 @@ class Case:
 
 def test_a_closed_circuit_allows_all_and_tells_nothing() -> None:
     case = Case().run(FAILED, Complete(), FAILED, Release())
-    assert (case.circuit.state, case.circuit.open) == (BreakerState.CLOSED, False)
-    assert case.circuit.allowed(10, 3) == 10
+    assert (case.circuit.breaker.state, case.circuit.breaker.is_open) == (
+        BreakerState.CLOSED,
+        False,
+    )
+    assert case.circuit.breaker.allowed(10, 3) == 10
     assert (case.heard, case.alarm.times) == ([], [])
 
 
 def test_an_open_one_allows_nothing_and_sets_the_alarm_for_its_end() -> None:
     case = Case().run(FAILED, FAILED)
-    assert (case.circuit.open, case.circuit.allowed(10, 0)) == (True, 0)
+    assert (case.circuit.breaker.is_open, case.circuit.breaker.allowed(10, 0)) == (True, 0)
     assert case.kinds() == [events.CircuitOpened]
     assert case.alarm.times == [130.0]
 
@@ -82,6 +85,6 @@ def test_after_its_time_one_job_is_tried_and_decides() -> None:
         case.clock.time = 130.0
         case.circuit.check()
         assert case.kinds() == [events.CircuitOpened, events.CircuitHalfOpened]
-        assert (case.circuit.allowed(10, 0), case.circuit.allowed(10, 1)) == (1, 0)
+        assert (case.circuit.breaker.allowed(10, 0), case.circuit.breaker.allowed(10, 1)) == (1, 0)
         case.run(outcome)
-        assert (case.circuit.state, case.kinds()[-1]) == (state, last)
+        assert (case.circuit.breaker.state, case.kinds()[-1]) == (state, last)

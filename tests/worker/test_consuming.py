@@ -294,6 +294,9 @@ async def test_the_errors_of_listeners_go_no_further(
         lambda: Worker([], echo),
         lambda: Worker(["q", "q"], echo),
         lambda: Worker("a:b", echo),
+        lambda: Worker(None, echo),  # type: ignore[arg-type]
+        lambda: Worker([["q"]], echo),  # type: ignore[list-item]
+        lambda: Worker("q", echo, on=print),  # type: ignore[arg-type]
         lambda: Worker("q", echo, redis="http://nowhere"),
         lambda: Worker("q", echo, options={}),  # type: ignore[arg-type]
         lambda: Worker("q", echo, circuit_breaker={"q": 5}),  # type: ignore[dict-item]

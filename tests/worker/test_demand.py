@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
+from taskbull.core.retry import Breaker, BreakerState, CircuitBreaker
 from taskbull.worker.demand import BATCH, CALLS, Demand
 
 
@@ -25,16 +24,6 @@ def demand(
         wants_jobs,
     )
     return made
-
-
-@dataclass
-class AtMost:
-    """A circuit that allows this many jobs."""
-
-    most: int
-
-    def allowed(self, wanted: int, asked: int) -> int:
-        return max(0, min(wanted, self.most - asked))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +47,9 @@ def test_nothing_is_asked_for_while_the_queue_is_limited_or_the_worker_stops() -
 
 
 def test_a_circuit_breaker_has_the_last_word() -> None:
-    state = Demand(10, AtMost(3))
+    breaker = Breaker(CircuitBreaker(threshold=1, duration=1, half_open_max_attempts=3))
+    breaker.state = BreakerState.HALF_OPEN
+    state = Demand(10, breaker)
     state.asked = 1
     assert state.room() == 2
 

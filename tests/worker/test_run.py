@@ -17,7 +17,7 @@ def run(name: str = "1") -> Run:
 
 def held(*some: Run) -> Runs:
     runs = Runs()
-    runs.add_all(some)
+    runs.add(*some)
     return runs
 
 

@@ -708,6 +708,8 @@ def _load_app(hello: Hello) -> tuple[App, Dispatch]:
     app = load(AppSource(hello.app, hello.modules, hello.script))
     if not isinstance(app, App):
         raise ConfigurationError(f"{hello.app!r} must be an App, got {type(app).__qualname__}")
+    if hello.redis is not None:
+        app.producer.move(hello.redis)
     app.load_tasks()
     if missing := sorted(set(hello.tasks) - app.tasks.keys()):
         raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -483,6 +484,7 @@ _STEP_COLUMNS: tuple[h.Node, ...] = (
     "Step",
     "Started",
     h.th("Took", scope="col", class_="n"),
+    "Timeline",
     "Status",
     "",
 )
@@ -496,16 +498,46 @@ async def steps(ctx: RequestContext, place: JobDetails) -> h.Element:
         return h.section(id="steps", hidden=True)
     shown = found.steps[-_MOST_STEPS:]
     is_cut = found.is_cut or len(shown) < len(found.steps)
+    rows = [_step(ctx, place, one, bar) for one, bar in zip(shown, _bars(shown), strict=True)]
     return h.section(
         h.h2("Steps"),
         h.p("Some steps are not shown.", class_="quiet") if is_cut else None,
-        ui.grid("step-list", _STEP_COLUMNS, [_step(ctx, place, one) for one in shown], ""),
+        ui.grid("step-list", _STEP_COLUMNS, rows, ""),
         id="steps",
         class_="card",
     )
 
 
-def _step(ctx: RequestContext, place: JobDetails, step: JobStep) -> h.Element:
+def _bars(steps: Sequence[JobStep]) -> Iterator[h.Element | None]:
+    """Yield a bar for each step, on one scale, or `None` if its start is unknown.
+
+    A wait that has not ended takes the last tenth of the scale, because a bar that grows would
+    update the page all the time.
+    """
+    starts = [step.started.timestamp() for step in steps if step.started is not None]
+    first = min(starts, default=0.0)
+    last = max([*starts, *(_end(step, first) for step in steps)], default=0.0)
+    scale = max(last - first, 0.001)
+    if any(step.is_waiting for step in steps):
+        scale /= 0.9
+    for step in steps:
+        if step.started is None:
+            yield None
+            continue
+        start = 100 * (step.started.timestamp() - first) / scale
+        end = 100.0 if step.is_waiting else 100 * (_end(step, first) - first) / scale
+        yield ui.time_bar(start, end, "waiting" if step.is_waiting else step.kind)
+
+
+def _end(step: JobStep, default: float) -> float:
+    if step.started is None or step.duration is None:
+        return default
+    return step.started.timestamp() + step.duration
+
+
+def _step(
+    ctx: RequestContext, place: JobDetails, step: JobStep, bar: h.Element | None
+) -> h.Element:
     queue, job_id = place.row.queue, place.row.job.id
     status: list[h.Node] = [step.status]
     if step.is_waiting and step.until is not None:
@@ -517,10 +549,11 @@ def _step(ctx: RequestContext, place: JobDetails, step: JobStep) -> h.Element:
         fields = {"q": queue, "id": job_id, "signal": step.name}
         button = ui.ask_button(ctx, "signal", "Send…", fields, h.url("job", q=queue, id=job_id))
     return h.tr(
-        ui.cell("Step", step.label, kind="w"),
-        ui.cell("Started", ui.clock(step.started), kind="nw"),
+        ui.cell("Step", step.label, kind="step"),
+        ui.cell("Started", ui.clock(step.started)),
         ui.cell("Took", ui.duration(step.duration), kind="n"),
-        ui.cell("Status", status, kind="nw"),
+        ui.cell("Timeline", bar),
+        ui.cell("Status", status),
         ui.cell("", button),
     )
 

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
+from textwrap import indent
 from threading import Lock
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeGuard, TypeVar
 
@@ -89,6 +90,8 @@ class Hello(Message, frozen=True):
     """The names of the tasks that those modules must define."""
     script: str | None
     """The file of the worker's program, if the app or a task is defined in it."""
+    redis: str | None
+    """URL of the Redis server that a test uses in place of the app's own."""
     path: list[str]
     """The worker's `sys.path`."""
     worker_id: str
@@ -583,7 +586,7 @@ def note_halted(jobs: Sequence[RunningJob], end: End | None) -> None:
     else:
         stack = "\n".join(getattr(end, "__notes__", ()))
     for job in jobs:
-        run_of(job).halted_at = stack
+        run_of(job).halted_at = indent(stack, "  ")  # The stack of the timeout is not indented.
 
 
 def opened(result: Result, *, read: bool) -> Any:

@@ -65,6 +65,8 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
     modules: list[str]
     script: str | None
     """The worker's program file, as in `Hello`."""
+    redis: str | None
+    """The server that a test uses, as in `Hello`."""
     tasks: Sequence[str]
     """The names of the tasks that run in the pool."""
     at_once: bool
@@ -85,6 +87,7 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
             modules=self.modules,
             tasks=[*self.tasks],
             script=self.script,
+            redis=self.redis,
             path=list(sys.path),
             worker_id=worker_id,
             backend="trio" if on_trio() else "asyncio",

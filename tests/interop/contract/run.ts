@@ -34,6 +34,13 @@ if (what === "add") {
   const missing = await tasks.echo.get("none");
   console.log(JSON.stringify({ result, id: found?.id === job.id, sum, none, vector, size, missing: missing ?? null }));
   await close();
+} else if (what === "late") {
+  const made = worker(tasks.sayNothing, async () => {
+    void close();
+    await tasks.plain.add({ text: "late" });
+  });
+  await made.waitUntilReady();
+  console.log("ready");
 } else {
   let failures = 0;
   worker(tasks.shout, async ({ text, times }) => text.toUpperCase().repeat(times ?? 1));
