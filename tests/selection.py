@@ -25,7 +25,7 @@ from taskbull.monitor.server import SyncServer
 from tests.servers.kinds import KINDS, is_expected
 
 FULL = bool(os.environ.get("TASKBULL_FULL"))
-"""Whether this is the full run; `nox -s full` sets it."""
+"""True in the full run. `nox -s full` sets it."""
 
 MARKERS = (
     "full: leave this test to the full run",
@@ -46,7 +46,7 @@ BOTH_LOOPS = (
     "worker/test_threads.py",
     "worker/test_unattended.py",
 )
-"""The folders and files whose tests run on both event loops."""
+"""Folders and files whose tests run on both event loops."""
 
 Calls = list[Any]
 
@@ -57,21 +57,21 @@ def in_full(*values: Any) -> ParameterSet:
 
 
 def is_full(config: pytest.Config) -> bool:
-    """Return whether every test runs in every place."""
+    """Return True if every test runs in every place."""
     return FULL or any("::" in argument for argument in config.args)
 
 
 def select_calls(metafunc: pytest.Metafunc) -> None:
     """Drop the parameter sets of one test function that the default run leaves out.
 
-    They are dropped before pytest makes items of them: making an item costs as much as many a test.
+    They are dropped before pytest creates items, because an item costs as much as many tests.
     """
     calls: Calls = metafunc._calls
     test = metafunc.definition
     if not calls or is_full(metafunc.config):
         return
     if test.get_closest_marker("full"):
-        del calls[1:]  # `deselect` drops the one that is left
+        del calls[1:]  # `deselect` drops the remaining one.
     elif not test.get_closest_marker("everywhere"):
         file = test.path.relative_to(Path(__file__).parent).as_posix()
         calls[:] = draw(calls, f"{file}::{test.name}", file.startswith(BOTH_LOOPS))

@@ -1,7 +1,6 @@
-"""The architecture, checked: who may import what, and where names and commands of others may stand.
+"""The architecture: allowed imports, and where BullMQ's names and Redis commands may appear.
 
-What still offends is on a list. A list may only become shorter: an entry that no longer offends has
-to go.
+Exceptions are listed. A list may only become shorter: remove an entry that is no longer needed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _ANY = frozenset(sys.stdlib_module_names)
 
 
 class Layer(NamedTuple):
-    """What the modules of a layer may import."""
+    """Imports allowed for the modules of a layer."""
 
     own: frozenset[str]
     stdlib: frozenset[str] = _ANY
@@ -55,7 +54,7 @@ LAYERS: dict[str, Layer] = {
     "monitor": _layer("errors core scripts store observability queue", "anyio msgspec"),
     "worker": _layer("errors core scripts store observability", "anyio msgspec"),
     "app": _layer(
-        # Inline mode runs jobs as the tests do.
+        # Inline mode runs jobs like `taskbull.testing`.
         "errors events core scripts store observability queue monitor worker testing",
         "anyio msgspec uvloop",
     ),
@@ -69,7 +68,7 @@ LAYERS: dict[str, Layer] = {
     ),
     "integrations": _layer("errors core worker app", "sentry_sdk"),
     "dashboard": _layer("errors core observability queue monitor app", "anyio msgspec uvicorn"),
-    # What talks to Redis is below: the command line prints what the library gives it.
+    # Lower layers talk to Redis. The command line prints their results.
     "cli": _layer(
         "errors events core observability queue monitor worker app dashboard",
         "anyio click msgspec rich",
@@ -88,7 +87,7 @@ EXTRA: dict[str, tuple[set[str], str]] = {
     "core/wire/options.py": ({"copy"}, "options that differ in their group share the rest"),
     "core/keys.py": ({"base64"}, "a worker's connection has the queue's name in base64"),
 }
-"""Modules of a pure layer that may import more of the standard library, and why."""
+"""Modules of a pure layer that may import more of the standard library, with reasons."""
 
 LATE: dict[str, str] = {
     "taskbull.app.app": "pytest loads the plugin wherever taskbull is installed",
@@ -119,7 +118,7 @@ LATE: dict[str, str] = {
     "taskbull.store.trio_link": "trio is optional",
     "taskbull.worker.worker": "who only enqueues needs no worker",
 }
-"""Modules of our own that functions import, and why: each saves time or an optional package."""
+"""Our modules that functions import, with reasons: each saves time or an optional package."""
 
 WIRE_NAMES = {"atm", "ats", "stc", "defa", "pb", "rjk", "deid", "nrjid", "opts", "fpof", "cpof"}
 WIRE_NAMES |= {"idof", "rdof", "kl", "omc", "tm", "tbpd", "tbun", "tbch", "tbsp", "tbwc", "tbnx"}
@@ -147,7 +146,7 @@ _CAMEL_CASE = re.compile(r"[a-z][a-z0-9]*[A-Z][A-Za-z0-9]*")
 
 
 class Import(NamedTuple):
-    """A name that a module imports, and whether it does so inside a function."""
+    """A name that a module imports, with a flag for imports inside functions."""
 
     name: str
     late: bool
@@ -182,7 +181,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def resolved(name: str) -> str:
-    """Return where a name of the package's root is really from: `taskbull.App` -> `….app.App`."""
+    """Return the origin of a name of the package root: `taskbull.App` -> `….app.App`."""
     root, _, rest = name.partition(".")
     if root != "taskbull" or "." in rest or rest in LAYERS or not hasattr(taskbull, rest):
         return name
@@ -191,7 +190,7 @@ def resolved(name: str) -> str:
 
 
 def forbidden(layer: str, source: str, extra: frozenset[str] = frozenset()) -> list[str]:
-    """Return the imports in `source` that the layer may not have."""
+    """Return the imports in `source` that the layer forbids."""
     allowed = LAYERS[layer]
     return [one.name for one in imports(source) if not _allowed(one.name, layer, allowed, extra)]
 
@@ -205,7 +204,7 @@ def _allowed(name: str, layer: str, allowed: Layer, extra: frozenset[str]) -> bo
 
 
 def late_imports(source: str) -> set[str]:
-    """Return the modules of our own that functions in `source` import."""
+    """Return our modules that functions in `source` import."""
     return {module_of(one.name) for one in imports(source) if one.late and _ours(one.name)}
 
 
@@ -214,14 +213,14 @@ def _ours(name: str) -> bool:
 
 
 def module_of(name: str) -> str:
-    """Return the module of an imported name: itself, or what it is a name of."""
+    """Return the module of an imported name: the module itself, or the one that defines it."""
     path = PACKAGE.parent / name.replace(".", "/")
     there = path.with_suffix(".py").exists() or path.is_dir()
     return name if there else name.rpartition(".")[0]
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Return modules that import each other in a circle, or nothing."""
+    """Return modules of an import cycle, or an empty list."""
     done: set[str] = set()
 
     def visit(module: str, path: list[str]) -> list[str]:
@@ -241,7 +240,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def wire_names(source: str) -> set[str]:
-    """Return the texts in `source` that are names of fields or options of BullMQ."""
+    """Return the strings in `source` that are names of BullMQ fields or options."""
     return {text for text in _texts(source) if text in WIRE_NAMES or _CAMEL_CASE.fullmatch(text)}
 
 
@@ -252,7 +251,7 @@ def _texts(source: str) -> Iterator[str]:
 
 
 def commands(source: str) -> list[str]:
-    """Return the commands of Redis that `source` makes: `Command(("HGET", key, …), …)`."""
+    """Return the Redis commands in `source`: `Command(("HGET", key, …), …)`."""
     if not any(one.name == "taskbull.scripts.call.Command" for one in imports(source)):
         return []
     tuples = (node for node in _nodes(source) if isinstance(node, ast.Tuple))
@@ -263,7 +262,7 @@ def commands(source: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
-    """The text of each module, by its place in the package."""
+    """The source of each module, by its path in the package."""
     paths = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.stem in LAYERS)
     return {str(path.relative_to(PACKAGE)): path.read_text() for path in paths}
 
@@ -288,7 +287,8 @@ def test_no_module_imports_itself_by_way_of_others(sources: dict[str, str]) -> N
     for place, source in sources.items():
         name = f"taskbull/{place}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         found = {module_of(one.name) for one in imports(source) if _ours(one.name)}
-        graph[name] = found - late_imports(source)  # for types, the same module may name it early
+        # For types, the same module may import it at the top.
+        graph[name] = found - late_imports(source)
     assert cycle(graph) == []
 
 
@@ -322,7 +322,7 @@ def test_the_lists_name_only_what_still_offends(sources: dict[str, str]) -> None
     assert {place: wire_names(sources.get(place, "")) & names[place] for place in names} == names
 
 
-# Each wall finds an offence.
+# Each rule finds a violation.
 
 
 @pytest.mark.parametrize(

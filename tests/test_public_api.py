@@ -1,4 +1,4 @@
-"""What `taskbull` exports is a promise: it changes only together with this list."""
+"""The public names of `taskbull`: they change only together with this list."""
 
 from __future__ import annotations
 

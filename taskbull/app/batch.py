@@ -40,7 +40,7 @@ from taskbull.app.signature import (
     converter,
     location_of,
 )
-from taskbull.app.task import Home, Task, TaskCalling
+from taskbull.app.task import Task, TaskCalling, TaskOwner
 from taskbull.core import payload
 from taskbull.core.options import JobOptions
 from taskbull.core.validation import Duration, check_int, is_pydantic_model, seconds
@@ -251,7 +251,7 @@ def batch_settings(size: int, wait: Duration, parallel: int) -> BatchSettings:
 class BatchCalling(TaskCalling):
     """Converts calls with one item to jobs."""
 
-    def __init__(self, function: Callable[..., Any], name: str, home: Home) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, home: TaskOwner) -> None:
         self.items = Items(name, function)
         super().__init__(self.items.signature, name, home)
         self.by_hand = Binder(name, function)
@@ -288,7 +288,7 @@ class BatchTask(Task[[T], R], Generic[T, P, R]):
         self,
         function: Callable[..., Any],
         settings: TaskSettings,
-        home: Home,
+        home: TaskOwner,
         batch: BatchSettings,
     ) -> None:
         super().__init__(function, settings, BatchCalling(function, settings.name, home))
@@ -334,7 +334,7 @@ class SyncBatchTask(BatchTask[T, P, R]):
 
 
 def make_batch_task(
-    function: Callable[..., Any], settings: TaskSettings, home: Home, batch: BatchSettings
+    function: Callable[..., Any], settings: TaskSettings, home: TaskOwner, batch: BatchSettings
 ) -> BatchTask[Any, ..., Any]:
     """Return an `AsyncBatchTask` or a `SyncBatchTask` for the function."""
     if inspect.iscoroutinefunction(function):

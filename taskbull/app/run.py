@@ -35,10 +35,10 @@ from taskbull.worker.worker import Worker
 
 def backend_options(backend: str, *, uvloop: bool = False) -> dict[str, Any]:
     """Return the `anyio.run` options for running a worker on a backend."""
-    return {"loop_factory": _sturdy(uvloop)} if backend == "asyncio" else {}
+    return {"loop_factory": _exit_tolerant_loop(uvloop)} if backend == "asyncio" else {}
 
 
-def _sturdy(uvloop: bool) -> Any:
+def _exit_tolerant_loop(uvloop: bool) -> Any:
     """Return an event loop class that keeps running when a task raises `SystemExit`.
 
     asyncio passes a task's `SystemExit` and `KeyboardInterrupt` to the awaiting code and also stops
@@ -50,7 +50,7 @@ def _sturdy(uvloop: bool) -> Any:
 
         kind = library.Loop
 
-    class Sturdy(kind):  # type: ignore[misc]
+    class ExitTolerantLoop(kind):  # type: ignore[misc]
         _main: asyncio.Future[Any]
 
         def run_until_complete(self, future: Any) -> Any:
@@ -67,7 +67,7 @@ def _sturdy(uvloop: bool) -> Any:
                 else:
                     return
 
-    return Sturdy
+    return ExitTolerantLoop
 
 
 # Signals, handled only in the process that received them.
@@ -122,19 +122,19 @@ def _set(number: signal.Signals, handler: _Handler) -> None:
     signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _hold_back() -> None:
+def _block_signals() -> None:
     if _before:
         _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, set(_before))
 
 
-def _let_go() -> None:
+def _unblock_signals() -> None:
     mask = getattr(_held, "mask", None)
     if mask is not None:
         _held.mask = None
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _give_back() -> None:
+def _restore_handlers() -> None:
     """Restore the previous handlers in a forked child, then deliver blocked signals."""
     if _before:
         signal.set_wakeup_fd(-1)
@@ -143,11 +143,13 @@ def _give_back() -> None:
             loops = number == signal.SIGINT and callable(handler)
             _set(number, signal.default_int_handler if loops else handler)
         _before.clear()
-    _let_go()
+    _unblock_signals()
 
 
 if hasattr(os, "register_at_fork"):  # Not on Windows.
-    os.register_at_fork(before=_hold_back, after_in_parent=_let_go, after_in_child=_give_back)
+    os.register_at_fork(
+        before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_restore_handlers
+    )
 
 
 # The program

@@ -229,7 +229,7 @@ class ChildResultReader:
 # Converting a call to a job: shared by a task and its variants
 
 
-class Home(Protocol):
+class TaskOwner(Protocol):
     """The app or group that a task belongs to."""
 
     @property
@@ -239,7 +239,7 @@ class Home(Protocol):
 class TaskCalling:
     """Converts calls of a function to jobs, for a task and all its variants."""
 
-    def __init__(self, function: Callable[..., Any], name: str, home: Home) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, home: TaskOwner) -> None:
         self.name = name
         self._home = home
         self.binder = self.by_hand = signature.Binder(name, function)
@@ -655,7 +655,9 @@ def check_rules(settings: TaskSettings, binder: signature.Binder) -> None:
             )
 
 
-def make_task(function: Callable[..., Any], settings: TaskSettings, home: Home) -> Task[..., Any]:
+def make_task(
+    function: Callable[..., Any], settings: TaskSettings, home: TaskOwner
+) -> Task[..., Any]:
     """Return an `AsyncTask` or a `SyncTask` for the function."""
     calling = TaskCalling(function, settings.name, home)
     if inspect.iscoroutinefunction(function):
@@ -732,7 +734,7 @@ class StreamCalling(TaskCalling):
     """Converts calls of a function that yields to jobs, and decodes their items."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str, home: Home, reduce: Reduce | None
+        self, function: Callable[..., Any], name: str, home: TaskOwner, reduce: Reduce | None
     ) -> None:
         super().__init__(function, name, home)
         self._reduce = reduce
@@ -836,7 +838,7 @@ class SyncStreamTask(StreamTask[P, R, I]):
 
 
 def make_stream_task(
-    function: Callable[..., Any], settings: TaskSettings, home: Home
+    function: Callable[..., Any], settings: TaskSettings, home: TaskOwner
 ) -> StreamTask[..., Any, Any]:
     """Return an `AsyncStreamTask` or a `SyncStreamTask` for the function."""
     reduce = list if settings.stream is None else settings.stream.reduce

@@ -69,7 +69,7 @@ class Demo:
 
         self.greet, self.resize, self.flaky, self.noop = greet, resize, flaky, noop
         app.on(events.Ended)(self._count)
-        app.on(events.Retried)(self._tell_retry)
+        app.on(events.Retried)(self._report_retry)
 
     async def run(self) -> None:
         """Add jobs, run them and print the results."""
@@ -99,6 +99,6 @@ class Demo:
     def _count(self, event: events.Ended) -> None:
         self.ended[type(event).__name__.lower()] += 1
 
-    def _tell_retry(self, event: events.Retried) -> None:
+    def _report_retry(self, event: events.Retried) -> None:
         reason = event.failure.reason
         self._say(f"flaky task failed ({reason}), retrying")

@@ -81,14 +81,14 @@ def advice(error: TaskbullError, server: SyncServer | None = None) -> str:
         return _about_certificate(message)
     if "max number of clients" in message:
         return "raise maxclients, or close connections: CLIENT LIST shows who opened them"
-    if server is not None and server.namespace.address.clustered and _some_answer(server):
+    if server is not None and server.namespace.address.clustered and _is_partly_reachable(server):
         return LOST_NODE
     if any(words in message for words in ("refused", "not known", "No such file")):
         return f"start a server, or set its address: {_settings()}; embedded:// needs none"
-    return _about_the_other_side(server)
+    return _address_advice(server)
 
 
-def _some_answer(server: SyncServer) -> bool:
+def _is_partly_reachable(server: SyncServer) -> bool:
     try:
         return bool(server.lost_servers())  # raises if none answers
     except TaskbullError:
@@ -115,7 +115,7 @@ def _about_certificate(message: str) -> str:
     )
 
 
-def _about_the_other_side(server: SyncServer | None) -> str:
+def _address_advice(server: SyncServer | None) -> str:
     address = None if server is None else server.namespace.address
     endpoint = address.endpoints[0] if address is not None and address.endpoints else None
     if address is None or endpoint is None or endpoint.path:
@@ -194,7 +194,7 @@ def _advised(message: str, todo: str) -> str:
 
 
 @contextmanager
-def others_go_on(queue: str, wanted: str | None) -> Generator[None]:
+def skip_unreadable(queue: str, wanted: str | None) -> Generator[None]:
     """Print a note if a queue cannot be read, so that the command continues with other queues.
 
     The error is raised if the user asked for this queue (`wanted`), or if all of Redis is

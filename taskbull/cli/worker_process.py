@@ -75,7 +75,7 @@ def show_banner(app: App, worker: Worker, backend: str) -> None:
         server.ping()
         rows["redis"] = f"{worker.address} · {_server(server, worker.queues[0])}"
         rows["queues"] = " · ".join(_queue(server, name) for name in worker.queues)
-        if strangers := _strangers(app, worker):
+        if strangers := _unknown_tasks(app, worker):
             rows["unregistered"] = strangers
     except ServerRefused as error:
         rows["redis"] = rows["redis"] or f"{worker.address} · cannot be used: {_with_advice(error)}"
@@ -93,7 +93,7 @@ def show_banner(app: App, worker: Worker, backend: str) -> None:
         click.echo(f"  {click.style(f'{name:<13}', dim=True)} {printable(text)}")
 
 
-def _strangers(app: App, worker: Worker) -> str:
+def _unknown_tasks(app: App, worker: Worker) -> str:
     found = [
         f"{shortened(', '.join(names))} in {queue}"
         for queue in worker.queues

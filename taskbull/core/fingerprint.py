@@ -67,7 +67,7 @@ def first_line(message: str) -> str:
     return message.strip().partition("\n")[0][:_LONGEST]
 
 
-def alike(task: str, reason: str, head: str = "", tail: str = "") -> ErrorFingerprint:
+def make_fingerprint(task: str, reason: str, head: str = "", tail: str = "") -> ErrorFingerprint:
     """Return the group of a failure.
 
     Args:

@@ -508,7 +508,7 @@ def arrange(root: Branch, new_id: Callable[[int], str]) -> list[Member]:
         job_id = options.job_id or new_id(place)
         known = places.setdefault((branch.queue.base, job_id), place)
         if known != place:
-            raise _twice(members, known, parent, job_id, branch.queue.queue)
+            raise _duplicate_job(members, known, parent, job_id, branch.queue.queue)
         on_failure = options.on_failure or default
         if parent is not None:
             _check_child(branch.job, on_failure)
@@ -564,7 +564,7 @@ def _check_child(job: NewJob, on_failure: OnFailure) -> None:
         )
 
 
-def _twice(
+def _duplicate_job(
     members: Sequence[Member], known: int, parent: int | None, job_id: str, queue: str
 ) -> ConfigurationError:
     above: int | None = parent

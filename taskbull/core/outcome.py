@@ -76,7 +76,7 @@ class Verdict(StrEnum):
         return _WORDS[self]
 
     @property
-    def of_its_own(self) -> bool:
+    def is_task_failure(self) -> bool:
         """True if the job's function caused the failure."""
         return self in {Verdict.PERMANENT, Verdict.EXHAUSTED}
 

@@ -484,7 +484,7 @@ class Breaker:
         if job_id not in self._running:
             return None
         self._running.discard(job_id)
-        if isinstance(outcome, Fail) and not outcome.verdict.of_its_own:
+        if isinstance(outcome, Fail) and not outcome.verdict.is_task_failure:
             return None
         match outcome.kind.succeeded:
             case True:

@@ -171,7 +171,7 @@ class Response(Struct, frozen=True):
         return cls(b"", 303, headers={"location": location}, after=after)
 
 
-async def apart(work: Callable[..., T], *args: Any) -> T:
+async def run_in_thread(work: Callable[..., T], *args: Any) -> T:
     """Run a slow function in a thread, so that it does not block other requests."""
     return await to_thread.run_sync(work, *args)
 

@@ -118,7 +118,7 @@ class DashboardSampler:
         self._writes = writes
         """True to store the names of discovered queues in Redis."""
         self._sampling = Lock()
-        self._overview = Overview(_SEARCH_SECONDS, apart=True)
+        self._overview = Overview(_SEARCH_SECONDS, separate_search=True)
         self._current = Sample()
         self._tried = 0.0
         """Monotonic time of the last attempt to take a sample."""
@@ -253,7 +253,7 @@ def line_of(state: QueueState) -> QueueLine:
         ui.rate(out),
         facts.completed,
         facts.failed,
-        _crew(state),
+        _describe_workers(state),
         _empty_in(state, out),
     )
 
@@ -328,7 +328,7 @@ def _shown(said: tuple[str, str | None]) -> h.Node:
     return words if look is None else h.span(words, class_=look)
 
 
-def _crew(state: QueueState) -> tuple[str, str | None]:
+def _describe_workers(state: QueueState) -> tuple[str, str | None]:
     facts = state.facts
     if facts.workers:
         words = [

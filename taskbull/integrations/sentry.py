@@ -152,7 +152,7 @@ def _continued(job: RunningJob) -> Any:
 
 def _report(event: events.Failed) -> None:
     integration = _integration()
-    if integration is None or not event.verdict.of_its_own or event.failure.is_expected:
+    if integration is None or not event.verdict.is_task_failure or event.failure.is_expected:
         return
     _capture(event, event.failure.error, integration, event.verdict)
 

@@ -67,7 +67,7 @@ from taskbull.scripts.browse import (
 from taskbull.scripts.call import AnySteps
 from taskbull.scripts.change import preview_steps, read_steps
 from taskbull.scripts.groups import list_groups
-from taskbull.scripts.read import LOG_PIECE, Counts, FieldPiece, Logs
+from taskbull.scripts.read import LOG_PIECE, Counts, FieldPreview, Logs
 from taskbull.scripts.records import CountedError, get_records
 from taskbull.scripts.schedulers import ScheduledRun, find_run
 from taskbull.scripts.streams import StreamPreview, preview_items
@@ -79,7 +79,7 @@ __all__ = [
     "After",
     "ConnectedWorker",
     "CountedError",
-    "FieldPiece",
+    "FieldPreview",
     "HiddenError",
     "HiddenErrors",
     "JobDetails",
@@ -135,7 +135,7 @@ SAMPLE_LIFE = 600.0
 """Lifetime of a sample of old failures, in seconds."""
 
 
-class ServerLooks:
+class ServerReads:
     """Methods for bounded reads of all queues in a namespace."""
 
     namespace: Namespace
@@ -443,7 +443,7 @@ class ServerLooks:
     @server_operation
     def preview_field(
         self, queue: str, job_id: str, field: str, *, most: int = 16_384, end: bool = False
-    ) -> AnySteps[FieldPiece]:
+    ) -> AnySteps[FieldPreview]:
         """Read the first or last bytes of a job's field, with one call of two commands.
 
         For fields above 4 MB, only the size is returned, because Redis would have to copy the whole

@@ -48,7 +48,7 @@ from taskbull.core.worker_record import (
     find_deaths,
 )
 from taskbull.errors import ServerRefused, TaskbullError
-from taskbull.monitor.browse import JobDetails, QueueSample, ServerLooks, Workers
+from taskbull.monitor.browse import JobDetails, QueueSample, ServerReads, Workers
 from taskbull.monitor.search import SearchPlace, all_queues, find_queues
 from taskbull.queue.failures import Failures
 from taskbull.queue.job_tree import read_nodes
@@ -92,7 +92,7 @@ class QueueWatch:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.sampled_at = self.met_at = self.failures_at = -inf
+        self.sampled_at = self.details_read_at = self.failures_at = -inf
         """Times of the last reads by the monotonic clock, maintained by the caller."""
         self.changed_at = -inf
         """Time of the last change that the caller knows of."""
@@ -319,7 +319,7 @@ _LOOKED_AT: Final = 20
 """Number of longest-running jobs to check for locks."""
 
 
-class ServerOperations(ServerLooks):
+class ServerOperations(ServerReads):
     """Methods that inspect the servers, and explain the state of a job or a queue to a user."""
 
     @server_operation

@@ -186,12 +186,12 @@ _ROUNDS: Final = 20
 class Overview:
     """The collected information about all queues. `Server.watch` updates it.
 
-    `patience` limits the search for queues in the first round, in seconds. With `apart`, later
-    rounds do not search; call `Server.find_more_queues` to continue the search.
+    `patience` limits the search for queues in the first round, in seconds. With `separate_search`,
+    later rounds do not search; call `Server.find_more_queues` to continue the search.
     """
 
-    def __init__(self, patience: float = inf, *, apart: bool = False) -> None:
-        self.names = QueueNames(patience, apart=apart)
+    def __init__(self, patience: float = inf, *, separate_search: bool = False) -> None:
+        self.names = QueueNames(patience, separate_search=separate_search)
         self.watches: dict[str, QueueWatch] = {}
         self.workers: Workers | None = None
         self.workers_at = -inf
@@ -231,15 +231,15 @@ class Overview:
         others.sort(key=lambda watch: (watch.name not in wanted, watch.sampled_at))
         return new + others[: max(0, _SAMPLED - len(new))]
 
-    def next_met(self, now: float) -> list[QueueWatch]:
+    def next_to_describe(self, now: float) -> list[QueueWatch]:
         """Choose the queues whose slowly changing information is due."""
         due = [
             watch
             for watch in self.watches.values()
-            if now - watch.met_at >= _SLOWLY or now - watch.changed_at < _SETTLING
+            if now - watch.details_read_at >= _SLOWLY or now - watch.changed_at < _SETTLING
         ]
-        due.sort(key=lambda watch: watch.met_at)
-        new = sum(watch.met_at == -inf for watch in due)
+        due.sort(key=lambda watch: watch.details_read_at)
+        new = sum(watch.details_read_at == -inf for watch in due)
         return due[: max(new, _MET)]
 
     def next_failing(self, now: float) -> list[QueueWatch]:
@@ -327,10 +327,10 @@ class ServerOverview(ServerOperations):
             overview.workers_at = now
         there = self._there(overview)
         overview.keep((yield from find_names(self.namespace, overview.names, there, wanted)))
-        for some in _pieces(overview.next_sampled(wanted)):
+        for some in _batches(overview.next_sampled(wanted)):
             yield from self._sample_some(overview, some, now)
-        for some in _pieces(overview.next_met(now)):
-            yield from self._meet(overview, some, now)
+        for some in _batches(overview.next_to_describe(now)):
+            yield from self._read_details(overview, some, now)
         for watch in overview.watches.values():
             watch.workers, watch.nodes = overview.workers, overview.nodes
         for watch in overview.next_failing(now):
@@ -363,7 +363,9 @@ class ServerOverview(ServerOperations):
             watch.sampled_at = now
             overview.seen.add(watch.name)
 
-    def _meet(self, overview: Overview, some: Sequence[QueueWatch], now: float) -> AnySteps[None]:
+    def _read_details(
+        self, overview: Overview, some: Sequence[QueueWatch], now: float
+    ) -> AnySteps[None]:
         names = [watch.name for watch in some]
         seen = yield from ask_queues(self.namespace, names, records.get_records)
         ends = yield from ask_queues(self.namespace, names, count_ends)
@@ -375,7 +377,7 @@ class ServerOverview(ServerOperations):
                 watch.problem = str(ended)
             else:
                 watch.problem, watch.seen, watch.ends = None, those, ended
-            watch.met_at = now
+            watch.details_read_at = now
             overview.seen.add(watch.name)
         busy = [watch.name for watch in some if watch.is_busy]
         active = yield from ask_queues(self.namespace, busy, oldest_running)
@@ -431,6 +433,6 @@ class ServerOverview(ServerOperations):
         return Activity(minutes, periods[::-1], completed.source, failed.source)
 
 
-def _pieces(watches: Sequence[QueueWatch]) -> Iterable[Sequence[QueueWatch]]:
+def _batches(watches: Sequence[QueueWatch]) -> Iterable[Sequence[QueueWatch]]:
     for start in range(0, len(watches), _SAMPLED):
         yield watches[start : start + _SAMPLED]

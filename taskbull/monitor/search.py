@@ -138,11 +138,12 @@ _FORGOTTEN_MS: Final = 24 * 3_600_000
 class QueueNames:
     """The queue names found so far, and the progress of the search.
 
-    With `apart`, a round only starts the first search. Another caller of `search` continues it.
+    With `separate_search`, a round only starts the first search. Another caller of `search`
+    continues it.
     """
 
-    def __init__(self, patience: float = inf, *, apart: bool = False) -> None:
-        self.apart = apart
+    def __init__(self, patience: float = inf, *, separate_search: bool = False) -> None:
+        self.separate_search = separate_search
         self.found: set[str] = set()
         self.written: set[str] = set()
         """Registered names, as of the last round."""
@@ -181,7 +182,7 @@ class QueueNames:
         start = time.monotonic()
         if start < self._rests_until:
             return
-        is_first = not self.searched_once and not (self.apart and self.begun)
+        is_first = not self.searched_once and not (self.separate_search and self.begun)
         limit, calls = (self._patience, inf) if is_first else (_SECONDS, _CALLS)
         while True:
             if (here := self._place) is None:
@@ -244,7 +245,7 @@ def find_names(
     changed = yield from ask_queues(namespace, names.changed, browse.exists)
     names.changed = {name for name, exists in changed.items() if isinstance(exists, TaskbullError)}
     names.found -= {name for name, exists in changed.items() if exists is False}
-    if not (names.apart and names.begun):
+    if not (names.separate_search and names.begun):
         yield from names.search(namespace)
     with suppress(*LOST):  # If the node with the registry is down, keep the names from before.
         names.written = set((yield from read_registered(namespace)))

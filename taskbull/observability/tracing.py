@@ -59,7 +59,7 @@ _UNSAMPLED = re.compile(
 )
 
 
-class Ids(Protocol):
+class IdGenerator(Protocol):
     """The SDK's generator of trace and span ids."""
 
     def generate_trace_id(self) -> int: ...
@@ -69,7 +69,7 @@ class Ids(Protocol):
 class Drops(Struct, frozen=True):
     """The kinds of spans that a tracer never samples."""
 
-    ids: Ids | None = None
+    ids: IdGenerator | None = None
     root: bool = False
     """True if spans that start a trace are never sampled."""
     unsampled: bool = False
@@ -95,7 +95,7 @@ class UnsampledSpan(NonRecordingSpan):
     _parent: re.Match[str] | None = None
     _made: SpanContext | None = None
 
-    def __init__(self, ids: Ids, parent: re.Match[str] | None = None) -> None:
+    def __init__(self, ids: IdGenerator, parent: re.Match[str] | None = None) -> None:
         self._ids = ids
         if parent is not None:
             self._parent = parent
@@ -130,7 +130,7 @@ def drops_of(tracer: Tracer) -> Drops:
     else:
         root = unsampled = _NEVER.fullmatch(description) is not None
     reads_it = "traceparent" in propagate.get_global_textmap().fields
-    return Drops(cast("Ids", ids), root, unsampled and reads_it)
+    return Drops(cast("IdGenerator", ids), root, unsampled and reads_it)
 
 
 # Spans of producers and workers.

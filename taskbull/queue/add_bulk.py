@@ -389,7 +389,7 @@ class Bulk:
         try:
             for part in parts:
                 self._made.append(part)
-                yield from self._make_way(part, parts)
+                yield from self._wait_for_room(part, parts)
                 yield from part.begin(self._under_way[-1] if self._under_way else None)
                 self._under_way.append(self._made.pop())
             while self._under_way:
@@ -408,7 +408,7 @@ class Bulk:
                     part.pending.leave()
         return self._in_order()
 
-    def _make_way(self, part: Part, parts: Iterator[Part]) -> AnySteps[None]:
+    def _wait_for_room(self, part: Part, parts: Iterator[Part]) -> AnySteps[None]:
         """Wait until a part may be sent."""
         while self._under_way:
             if len(self._under_way) < AT_ONCE and part.may_follow(self._under_way[-1]):

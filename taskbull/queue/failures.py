@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from taskbull.core.fingerprint import ErrorFingerprint, alike, describe, frame_of
+from taskbull.core.fingerprint import ErrorFingerprint, describe, frame_of, make_fingerprint
 from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.wire.job import ID_FIELDS, unescape
 from taskbull.errors import JobNotFound, WrongState
@@ -82,7 +82,7 @@ def group_by_fingerprint(
     jobs: Iterable[FailedJob], known: Mapping[str, ErrorFingerprint] = MappingProxyType({})
 ) -> dict[str, ErrorFingerprint]:
     """Return the error features of failed jobs by id. Known ones are reused."""
-    return {job.id: known.get(job.id) or alike_of(job) for job in jobs}
+    return {job.id: known.get(job.id) or fingerprint_of(job) for job in jobs}
 
 
 def group_failures(
@@ -101,10 +101,10 @@ def group_failures(
     """
     groups: dict[ErrorFingerprint, list[FailedJob]] = {}
     for job in jobs:
-        groups.setdefault(likeness.get(job.id) or alike_of(job), []).append(job)
+        groups.setdefault(likeness.get(job.id) or fingerprint_of(job), []).append(job)
     rest: dict[ErrorFingerprint, list[FailedJob]] = {}
     for job in sample:
-        rest.setdefault(likeness.get(job.id) or alike_of(job), []).append(job)
+        rest.setdefault(likeness.get(job.id) or fingerprint_of(job), []).append(job)
     small = _smallest(groups, rest)
     groups, rest = _merged(groups, small), _merged(rest, small)
     merged = {_rest_of(what) for what in small}
@@ -118,9 +118,11 @@ def group_failures(
     return sorted(found, key=lambda group: -group.about)
 
 
-def alike_of(job: FailedJob) -> ErrorFingerprint:
+def fingerprint_of(job: FailedJob) -> ErrorFingerprint:
     """Return the error features of a failed job."""
-    return alike(job.name, job.reason, unescape(job.stack_head), unescape(job.stack_tail))
+    return make_fingerprint(
+        job.name, job.reason, unescape(job.stack_head), unescape(job.stack_tail)
+    )
 
 
 def spread(start: int, stop: int, most: int) -> list[int]:
@@ -281,14 +283,14 @@ def retry_group(
     """Retry the selected jobs among the next 50 failed jobs."""
     found = yield from _next(queue, meant, step)
     acted = yield from retry_selected(queue, found.ids, "failed", reset_attempts=reset_attempts)
-    return _gone_on(step, found, acted)
+    return _advanced(step, found, acted)
 
 
 def remove_group(queue: QueueKeys, meant: FailureFilter, step: GroupStep) -> Steps[GroupStep]:
     """Remove the selected jobs among the next 50 failed jobs."""
     found = yield from _next(queue, meant, step)
     acted = yield from remove_selected(queue, found.ids, "failed")
-    return _gone_on(step, found, acted)
+    return _advanced(step, found, acted)
 
 
 def _next(queue: QueueKeys, meant: FailureFilter, step: GroupStep) -> Steps[_Found]:
@@ -307,7 +309,7 @@ def _next(queue: QueueKeys, meant: FailureFilter, step: GroupStep) -> Steps[_Fou
     )
     ids = [row.job.id for row in page.rows]
     if meant.fingerprint is not None:
-        ids = yield from _alike(queue, ids, meant.fingerprint)
+        ids = yield from _ids_with_fingerprint(queue, ids, meant.fingerprint)
     if meant.limit is None or len(ids) <= meant.limit:
         return _Found(ids, len(page.rows), page.after)
     chosen = ids[: meant.limit]
@@ -316,7 +318,9 @@ def _next(queue: QueueKeys, meant: FailureFilter, step: GroupStep) -> Steps[_Fou
     return _Found(chosen, place + 1, After(score=repr(last.score), id=last.job.id))
 
 
-def _alike(queue: QueueKeys, ids: Sequence[str], fingerprint: str) -> Steps[list[str]]:
+def _ids_with_fingerprint(
+    queue: QueueKeys, ids: Sequence[str], fingerprint: str
+) -> Steps[list[str]]:
     """Return the ids of the jobs with this fingerprint."""
     jobs: list[FailedJob] = []
     looked_at = 0
@@ -324,10 +328,10 @@ def _alike(queue: QueueKeys, ids: Sequence[str], fingerprint: str) -> Steps[list
         step: FailuresStep = yield from again(list_failures(queue, ids=ids[looked_at:]))
         looked_at += step.looked_at
         jobs += step.jobs
-    return [job.id for job in jobs if alike_of(job).fingerprint == fingerprint]
+    return [job.id for job in jobs if fingerprint_of(job).fingerprint == fingerprint]
 
 
-def _gone_on(step: GroupStep, found: _Found, acted: Selected) -> GroupStep:
+def _advanced(step: GroupStep, found: _Found, acted: Selected) -> GroupStep:
     return GroupStep(
         step.begun_ms,
         found.after,

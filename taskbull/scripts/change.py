@@ -26,7 +26,7 @@ from taskbull.core.steps import (
     wait_job_id,
 )
 from taskbull.core.validation import MAX_SAFE_INTEGER
-from taskbull.core.wire.flow import ParentWords
+from taskbull.core.wire.flow import ChildEncoder
 from taskbull.core.wire.job import ATTEMPTS_MADE_FIELD, ATTEMPTS_STARTED_FIELD
 from taskbull.core.wire.options import (
     CONCURRENCY_FIELD,
@@ -787,7 +787,7 @@ def begin_wait(
     due_ms = min(limits)
     job = NewJob(WAIT_JOB, wait_data(job_id, call.kind, call.name, until), _WAIT_OPTIONS)
     child_id = wait_job_id(job_id, call.kind, call.name, call.number)
-    encoded = ParentWords(queue, job_id, "ignore").encode(job, child_id, now_ms)
+    encoded = ChildEncoder(queue, job_id, "ignore").encode(job, child_id, now_ms)
     keys = (
         queue.job(job_id),
         queue.lock(job_id),

@@ -422,7 +422,7 @@ def wait_for_marker(queue: QueueKeys, timeout: float) -> Command[float | None]:
     return Command(("BZPOPMIN", queue.marker, timeout), queue.marker, _due_ms, held=timeout)
 
 
-def ring(queue: QueueKeys) -> Command[None]:
+def wake_worker(queue: QueueKeys) -> Command[None]:
     """Wake up an idle worker."""
     return Command(("ZADD", queue.marker, 0, "0"), queue.marker, nothing)
 

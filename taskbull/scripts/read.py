@@ -30,7 +30,7 @@ from taskbull.core.wire.job import (
     decode_end,
     decode_event,
     decode_job,
-    tells_how_it_stands,
+    reports_state,
 )
 from taskbull.core.worker_record import JobHistory, PastEvent
 from taskbull.errors import ConfigurationError, PermanentError, WaitForChildren
@@ -378,7 +378,7 @@ _LONGEST_LINE: Final = 4096
 _EVENTS: Final = 1000
 
 
-class FieldPiece(Struct, frozen=True):
+class FieldPreview(Struct, frozen=True):
     """One end of a field."""
 
     size: int
@@ -389,14 +389,14 @@ class FieldPiece(Struct, frozen=True):
 
 def preview_field(
     queue: QueueKeys, job_id: str, field: str, most: int, *, end: bool
-) -> Call[FieldPiece]:
+) -> Call[FieldPreview]:
     """Read the first or last bytes of a field, with 2 commands."""
 
-    def read(reply: Any) -> FieldPiece:
+    def read(reply: Any) -> FieldPreview:
         size, chunk = reply
         # The text may have been cut in the middle of a character.
         words = chunk.decode("utf-8", "ignore") if len(chunk) == most else text(chunk)
-        return FieldPiece(size, words)
+        return FieldPreview(size, words)
 
     args = (WIRE_NAMES[field], most, int(end), _LARGEST)
     return Call(PREVIEW_FIELD, (queue.job(job_id),), args, read)
@@ -638,7 +638,7 @@ def find_ending(queue: QueueKeys, job_id: str) -> Steps[Ending | None]:
     for _ in range(_PAGES):
         entries: Sequence[Entry] = yield _page(queue, newest)
         for entry in entries:
-            if tells_how_it_stands(entry, job_id):
+            if reports_state(entry, job_id):
                 end = decode_end(entry)
                 # Without an end, this is the job's `added` event: it has not finished since.
                 return None if end is None else end[1]

@@ -184,14 +184,14 @@ class ClusterNodes(cluster.SlotMap):
     async def _draw_map(self) -> None:
         """Ask the nodes for the slots, one after the other, until one answers."""
         reasons: list[str] = []
-        for endpoint in self.guides():
+        for endpoint in self.nodes_to_ask():
             soon = Deadline(cluster.GUIDE_TIMEOUT, monotonic)
             try:
                 reply = await self.node(endpoint).execute(cluster.READ_SLOTS, soon)
                 return self.draw(reply, endpoint)
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
-        raise cluster.no_guide(reasons)
+        raise cluster.no_node_answers(reasons)
 
 
 Topology: TypeAlias = OneServer | ClusterNodes
@@ -348,7 +348,7 @@ class AsyncCall:
         except ConnectionLost as error:
             if self._topology.single:  # the connection has already waited for the server
                 raise
-            self._miss(error)
+            self._note_failure(error)
             reply = error  # another node may have taken over
         else:
             if self._outage is not None:
@@ -356,7 +356,7 @@ class AsyncCall:
                 self._outage = None
         return node, reply
 
-    def _miss(self, error: ConnectionLost) -> None:
+    def _note_failure(self, error: ConnectionLost) -> None:
         if self._deadline.seconds is not None:
             return  # the deadline limits the attempts
         if self._outage is None:
@@ -457,13 +457,13 @@ class Store:
         """Return the result of a call that was started, retrying it if necessary."""
         if sent_on is None:
             return await self.run_within(call, Deadline(None, monotonic))
-        if isinstance(reply, ReplyError) or self._may_go_on(reply):
+        if isinstance(reply, ReplyError) or self._may_try_next_node(reply):
             reply = await self._calling(call, deadline).go_on(*sent_on, reply)
         elif isinstance(reply, BaseException):
             raise reply
         return read_reply(call, reply, self.address)
 
-    def _may_go_on(self, error: object) -> bool:
+    def _may_try_next_node(self, error: object) -> bool:
         """Return True if another node may run a call that was not executed."""
         return self._only is None and isinstance(error, ConnectionLost)
 
@@ -614,7 +614,7 @@ class Store:
         try:
             reply = await connection.reply(sent.waiter, sent.note, deadline)
         except ConnectionLost as error:
-            if not self._may_go_on(error):
+            if not self._may_try_next_node(error):
                 raise
             reply = error
         if isinstance(reply, ReplyError | ConnectionLost):

@@ -17,7 +17,14 @@ from anyio import CancelScope, CapacityLimiter, create_task_group, move_on_after
 from taskbull.store import protocol
 from taskbull.store.address import Endpoint
 from taskbull.store.credentials import Credentials
-from taskbull.store.protocol import RECEIVE, Pipeline, ProtocolError, Reply, keep_alive, last_words
+from taskbull.store.protocol import (
+    RECEIVE,
+    Pipeline,
+    ProtocolError,
+    Reply,
+    keep_alive,
+    replies_before_close,
+)
 from taskbull.store.protocol import Recipient as Recipient
 from taskbull.store.protocol import Waiter as Waiter
 
@@ -220,7 +227,11 @@ class AsyncioLink(asyncio.BufferedProtocol):
         try:
             await asyncio.wait([replies[-1], self._lost], return_when=asyncio.FIRST_COMPLETED)
             said = [reply.result() for reply in replies if reply.done()]
-            return said if len(said) == len(replies) else last_words(said, self._lost.result())
+            return (
+                said
+                if len(said) == len(replies)
+                else replies_before_close(said, self._lost.result())
+            )
         finally:
             for reply in replies:
                 reply.cancel()

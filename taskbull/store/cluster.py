@@ -55,7 +55,7 @@ class SlotMap:
         """Nodes that serve slots."""
         return list(dict.fromkeys(self._slots.values()))
 
-    def guides(self) -> list[Endpoint]:
+    def nodes_to_ask(self) -> list[Endpoint]:
         """Return the nodes to send `READ_SLOTS` to, the most promising first."""
         return list(dict.fromkeys((*self._known, *self._slots.values(), *self._seeds)))
 
@@ -104,7 +104,7 @@ def read_slots(reply: Reply, asked: Endpoint) -> dict[int, Endpoint]:
     return nodes
 
 
-def no_guide(reasons: Sequence[str]) -> ConnectionLost:
+def no_node_answers(reasons: Sequence[str]) -> ConnectionLost:
     """Return the error if no node of a Cluster reports its slots."""
     return ConnectionLost(f"no node of the cluster answers ({'; '.join(reasons)})")
 

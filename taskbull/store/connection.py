@@ -620,7 +620,7 @@ class Connection:
                 raise
         return None
 
-    def _tell_lost(self, reason: str) -> None:
+    def _report_lost(self, reason: str) -> None:
         """Report a lost link.
 
         Links abandoned repeatedly for one reason are reported the 1st, 2nd, 4th, 8th time.
@@ -644,7 +644,7 @@ class Connection:
                 reason = explain(await link.carry())
                 tasks.cancel_scope.cancel()
             reason = reason if watch.successor is None else FORGOTTEN
-            self._tell_lost(reason)
+            self._report_lost(reason)
         except BaseException:
             if watch.successor is not None:
                 await hang_up(watch.successor)
@@ -693,7 +693,7 @@ class BlockingConnection:
         notify: Notify = log_change,
         limiter: CapacityLimiter | None = None,
     ) -> None:
-        self._dialer = Dialer(resolve, options, self._tell, limiter)
+        self._dialer = Dialer(resolve, options, self._report, limiter)
         self._doubt = doubt
         self._notify = notify
         self._pipeline = Pipeline()
@@ -749,7 +749,7 @@ class BlockingConnection:
             return None
         return reply
 
-    def _tell(self, change: Change) -> None:
+    def _report(self, change: Change) -> None:
         if isinstance(change, DialFailed):
             self._doubt()  # another node may have taken over
         self._notify(change)

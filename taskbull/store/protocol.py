@@ -747,7 +747,7 @@ def keep_alive(raw: socket.socket) -> None:
             raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def last_words(replies: list[Reply], error: Exception) -> list[Reply]:
+def replies_before_close(replies: list[Reply], error: Exception) -> list[Reply]:
     """Return the replies sent before the server closed, if the last is an error.
 
     Otherwise raise `error`.

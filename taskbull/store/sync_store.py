@@ -56,12 +56,12 @@ from taskbull.store.protocol import (
     dial_error,
     explain,
     keep_alive,
-    last_words,
     loading,
     pack,
     read_replies,
     read_reply,
     redeliver,
+    replies_before_close,
     time_to_finish,
 )
 
@@ -183,7 +183,7 @@ class SyncConnection:
                 while (reply := gets()) is not False:
                     replies.append(reply)
         except OSError as error:
-            return last_words(replies, error)
+            return replies_before_close(replies, error)
         if len(replies) > len(commands):
             raise ProtocolError("a reply that no command asked for")
         return replies
@@ -538,14 +538,14 @@ class SyncClusterNodes(cluster.SlotMap):
     def _draw_map(self, deadline: Deadline) -> None:
         """Ask the nodes for the slots, one after the other, until one answers."""
         reasons: list[str] = []
-        for node in self.guides():
+        for node in self.nodes_to_ask():
             soon = Deadline(min(deadline.left, cluster.GUIDE_TIMEOUT), monotonic)
             try:
                 [reply] = self._pool.exchange(node, [cluster.READ_SLOTS], soon)
                 return self.draw(reply, node)
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
-        raise cluster.no_guide(reasons)
+        raise cluster.no_node_answers(reasons)
 
 
 # The store.

@@ -25,7 +25,14 @@ from trio.lowlevel import (
 
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import BROKEN, left
-from taskbull.store.protocol import RECEIVE, Pipeline, ProtocolError, Reply, keep_alive, last_words
+from taskbull.store.protocol import (
+    RECEIVE,
+    Pipeline,
+    ProtocolError,
+    Reply,
+    keep_alive,
+    replies_before_close,
+)
 
 # Waiters.
 
@@ -150,7 +157,7 @@ class TrioLink:
             while not replies[-1].done():
                 self._pipeline.feed(await self._receive(RECEIVE))
         except BROKEN as error:
-            return last_words([await reply for reply in replies if reply.done()], error)
+            return replies_before_close([await reply for reply in replies if reply.done()], error)
         return [await reply for reply in replies]
 
     def kick(self) -> None:

@@ -395,7 +395,7 @@ def cancel(job: RecordedJob, reason: str, now: float) -> Cancelled:
     job.unreported = cancelled(reason)
     job.failure = job.unreported.failure
     job.end(JobState.FAILED, now)
-    tell_parent(job, now)
+    update_parent(job, now)
     cancel_children(job, now)
     return Cancelled.BEFORE_START
 
@@ -407,7 +407,7 @@ def cancel_children(job: RecordedJob, now: float) -> None:
             cancel(child, cancel_reason(f"parent {job.key}"), now)
 
 
-def tell_parent(child: RecordedJob, now: float) -> None:
+def update_parent(child: RecordedJob, now: float) -> None:
     """Update the parent of a finished job, according to the child's `on_failure`.
 
     The parent is scheduled to run when it has no pending children. It runs earlier if the child

@@ -68,7 +68,7 @@ from taskbull.testing.recorded_job import (
     cancel_children,
     record,
     refused_by_children,
-    tell_parent,
+    update_parent,
 )
 from taskbull.testing.stage import Given, Stage, VirtualSchedule, open_resources, stage_for
 from taskbull.worker.attempt import Route
@@ -652,7 +652,7 @@ class Box:
                     await call_hooks(self._settle(job, outcome))
 
     def _put(self, job: RecordedJob) -> JobHandle[Any]:
-        standing = self._standing_for(job)
+        standing = self._existing_job(job)
         if standing is None:
             self.jobs.append(job)
         return self._handle(
@@ -664,7 +664,7 @@ class Box:
     ) -> JobHandle[Any]:
         return RecordedHandle(job.queue, job.id, name, deduplicated, None, read, job, self)
 
-    def _standing_for(self, new: RecordedJob) -> RecordedJob | None:
+    def _existing_job(self, new: RecordedJob) -> RecordedJob | None:
         """Return the existing job with the new job's id or dedup key, if any."""
         dedup = new.options.dedup
         for job in self.jobs:
@@ -809,7 +809,7 @@ class Box:
                 self._put_off(job, 0.0)
             case _:
                 assert_never(outcome)
-        tell_parent(job, self.now)
+        update_parent(job, self.now)
         if not job.ended or isinstance(outcome, Discard):
             return None
         return ended_event(job, outcome)

@@ -191,7 +191,7 @@ InLoop: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, list[Outcome]]]],
 """A function that runs an async function in an event loop, for sync code."""
 
 
-def _nowhere(_: object) -> list[Outcome]:
+def _refuse_to_run(_: object) -> list[Outcome]:
     raise RuntimeError("this stage is in an event loop already")
 
 
@@ -203,7 +203,7 @@ class Stage:
         resources_of: ResourcesOf,
         now: Callable[[], float],
         resolve: Resolve,
-        in_loop: InLoop = _nowhere,
+        in_loop: InLoop = _refuse_to_run,
     ) -> None:
         self._resolve = resolve
         self._resources_of = resources_of
@@ -269,12 +269,12 @@ class Stage:
             try:
                 if threads is None:  # Without threads there is no event loop, so no cancel scope.
                     with job_thread():
-                        return _heeding(run, await executor.attempt(run))
+                        return _with_cancellation(run, await executor.attempt(run))
                 enter_slot()
                 with CancelScope() as scope:
-                    return _heeding(run, await executor.attempt(run, scope))
+                    return _with_cancellation(run, await executor.attempt(run, scope))
             except SystemExit as error:  # Others, such as `pytest.fail`, end the test.
-                return _heeding(run, executor.decider.raised(run, error))
+                return _with_cancellation(run, executor.decider.raised(run, error))
             return run.stopped()  # The scope was cancelled.
 
     def _is_plain(self, recorded: RecordedJob) -> bool:
@@ -302,7 +302,7 @@ def _running(recorded: RecordedJob, now_ms: int) -> Generator[Run]:
         recorded.run = None
 
 
-def _heeding(run: Run, outcome: Outcome) -> Outcome:
+def _with_cancellation(run: Run, outcome: Outcome) -> Outcome:
     """Return the outcome, or the cancellation if a cancelled job would run again."""
     if run.cancelled is None or isinstance(outcome, Complete | Fail | Discard):
         return outcome

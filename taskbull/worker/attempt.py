@@ -51,7 +51,7 @@ from taskbull.scripts.change import encode_signal
 from taskbull.worker.batch import Batch, BatchRules, Gathering
 from taskbull.worker.pool.messages import Json, check_size, opened, outcome_of, remote_error_of
 from taskbull.worker.pool.pool import ProcessPool
-from taskbull.worker.run import NotBegun, ResultCheck, Run, end_child_of
+from taskbull.worker.run import NotStarted, ResultCheck, Run, end_child_of
 from taskbull.worker.running_job import (
     JobEnvironment,
     RunningJob,
@@ -123,7 +123,7 @@ class OutcomeDecider:
             return decide(fault, run.job, run.policy, random=random)
 
     def _raised(self, run: Run, error: BaseException) -> Outcome:
-        if isinstance(error, NotBegun):
+        if isinstance(error, NotStarted):
             return error.outcome
         job = run.job
         if run.interrupted or run.cancel_seen:
@@ -512,7 +512,7 @@ def _is_for(run: Run, args: tuple[Any, ...]) -> bool:
 def _begin(function: SyncHandler, running: RunningJob) -> Any:
     """Call a function in its thread, unless the job expired while it waited."""
     if (late := running.too_late()) is not None:
-        raise NotBegun(late)
+        raise NotStarted(late)
     return function(running)
 
 

@@ -28,7 +28,7 @@ from msgspec import Struct, field
 from taskbull.core.job import Job
 from taskbull.errors import LockLost, PermanentError
 from taskbull.store.backend import Waiter, waiters, wake
-from taskbull.worker.run import Alarm, Clock, NotBegun, Run, ends_the_slot
+from taskbull.worker.run import Alarm, Clock, NotStarted, Run, ends_the_slot
 from taskbull.worker.running_job import RunningJob, enter_batch, run_of
 
 
@@ -293,7 +293,7 @@ class BatchCollector:
         if job.lost:
             error = LockLost(job.queue, job.id)
         elif (late := job.too_late()) is not None:
-            error = NotBegun(late)
+            error = NotStarted(late)
         if error is not None:
             self._here[job.queue] -= 1
             member.end(error=error)

@@ -43,9 +43,9 @@ from taskbull.scripts.cycle import (
     FetchOptions,
     Sweep,
     has_jobs_to_come,
-    ring,
     sweep_stalled,
     wait_for_marker,
+    wake_worker,
 )
 from taskbull.scripts.groups import declare_groups, sweep_groups
 from taskbull.scripts.read import get_job
@@ -105,17 +105,17 @@ class Runner:
         )
         self._tracing = processing(context.keys.queue, context.worker_id)
 
-    async def occupy_all(self, slots: int) -> None:
+    async def run_slots(self, slots: int) -> None:
         """Run jobs in `slots` concurrent slots until there are no more."""
         try:
             async with create_task_group() as tasks:
                 for _ in range(slots):
-                    tasks.start_soon(self.occupy)
+                    tasks.start_soon(self.run_slot)
             await self._unattended.until_over()
         finally:
             self._unattended.give_back()
 
-    async def occupy(self) -> None:
+    async def run_slot(self) -> None:
         """Run one job after another until there are no more. This is one slot."""
         jobs, wait = self._context.ready.jobs, self._context.ready.wait
         tracing, unattended = self._tracing, self._unattended
@@ -215,14 +215,14 @@ class Runner:
                 )
             if advanced.passed_ms is None:
                 break
-            self._warn_of_stranger(job, advanced.passed_ms)
+            self._warn_of_id_conflict(job, advanced.passed_ms)
             if advanced.job_id is not None:
                 break
             now_ms = context.clock.wall_ms()
             call = advance_scheduler(context.keys, job, now_ms, advanced.passed_ms)
         return None
 
-    def _warn_of_stranger(self, job: Job, passed_ms: int) -> None:
+    def _warn_of_id_conflict(self, job: Job, passed_ms: int) -> None:
         schedule = job.scheduler_id or ""
         logger.warning(
             "Queue %s: schedule %s skipped its run at %s, because another job has the id %s",
@@ -548,12 +548,12 @@ async def wait_at_marker(
             elif due_ms is not None or not _in_time(current_time() - asked_at, drain_delay):
                 cycle.wake()
             if due_ms is not None and context.is_quiet:
-                await pass_on(context)
+                await wake_another_worker(context)
     finally:
         await connection.close()
 
 
-async def pass_on(context: QueueContext) -> None:
+async def wake_another_worker(context: QueueContext) -> None:
     """Wake another worker if there are jobs: this worker's wait may have consumed their marker.
 
     Do it twice. The server may notice only after the first time that the waiting connection is
@@ -562,7 +562,7 @@ async def pass_on(context: QueueContext) -> None:
     with suppress(TaskbullError):  # Other workers will ask on their own, only later.
         for _ in range(2):
             if await context.store.run(has_jobs_to_come(context.keys), timeout=_PASS_ON_LIMIT):
-                await context.store.run(ring(context.keys), timeout=_PASS_ON_LIMIT)
+                await context.store.run(wake_worker(context.keys), timeout=_PASS_ON_LIMIT)
 
 
 def _in_time(took: float, drain_delay: float) -> bool:
@@ -602,7 +602,7 @@ class Consumer:
     def start_upkeep(self, tasks: TaskGroup, is_clock_right: Event) -> None:
         """Start the tasks that must outlive the last job: the cycle, the alarm and the sweeper."""
         tasks.start_soon(self._start_cycle, tasks, is_clock_right)
-        tasks.start_soon(self.context.alarm.run, self._ring)
+        tasks.start_soon(self.context.alarm.run, self._wake)
 
     async def _start_cycle(self, tasks: TaskGroup, is_clock_right: Event) -> None:
         await is_clock_right.wait()
@@ -618,7 +618,7 @@ class Consumer:
 
     def start_slots(self, tasks: TaskGroup) -> None:
         """Start the slots that run jobs."""
-        tasks.start_soon(self._runner.occupy_all, self._options.concurrency)
+        tasks.start_soon(self._runner.run_slots, self._options.concurrency)
 
     async def wait_for_jobs(self, queues: int) -> None:
         """Wait for new jobs until cancelled; `queues` is the worker's number of queues."""
@@ -632,9 +632,9 @@ class Consumer:
     async def flush(self) -> None:
         """Wait until Redis has all outcomes, then wake another worker if there are jobs."""
         await self.cycle.until(Cycle.flushed)
-        await pass_on(self.context)
+        await wake_another_worker(self.context)
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         if self.context.circuit is not None:
             self.context.circuit.check()
         self.cycle.wake()

@@ -257,7 +257,7 @@ class Intake:
                 shown(cycled.dropped[0]),
             )
         if cycled.full:
-            self._be_full()
+            self._pause_for_memory()
             return
         if self._full:
             logger.info(
@@ -304,7 +304,7 @@ class Intake:
             self._let_go(run)
             outcome = run.outcome
             if isinstance(outcome, LimitQueue) and outcome.delay > 0:
-                self._hold_up(outcome.delay)
+                self._pause_for_rate_limit(outcome.delay)
         self._context.reporter.written(batch)
 
     def _reject(self, run: Run, code: int) -> None:
@@ -322,7 +322,7 @@ class Intake:
         """Record that Redis failed a job instead of retrying it, because it was cancelled."""
         outcome, failure = run.outcome, run.outcome.failure
         if isinstance(outcome, LimitQueue) and outcome.delay > 0:
-            self._hold_up(outcome.delay)
+            self._pause_for_rate_limit(outcome.delay)
         run.outcome = cancelled(reason, None if failure is None else failure.error)
 
     def _let_go(self, run: Run) -> None:
@@ -330,7 +330,7 @@ class Intake:
         if run.job.stalled_count:
             self._context.quarantine.gone(run)
 
-    def _be_full(self) -> None:
+    def _pause_for_memory(self) -> None:
         """Pause fetching, because Redis is out of memory and would refuse the jobs' writes."""
         self._full += 1
         if self._full == 1:
@@ -341,7 +341,7 @@ class Intake:
             )
         self._limit(reconnect_delay(self._full, _LONGEST_FULL, random()))  # noqa: S311
 
-    def _hold_up(self, duration: float) -> None:
+    def _pause_for_rate_limit(self, duration: float) -> None:
         """Pause fetching after a `RateLimited`, even if the worker has no limiter."""
         self._demand.held_until = self._context.clock.now() + duration
         # Redis must be asked regularly, so that it moves due jobs.

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from taskbull import __version__
 from taskbull.core import events
-from taskbull.core.fingerprint import ErrorFingerprint, alike
+from taskbull.core.fingerprint import ErrorFingerprint, make_fingerprint
 from taskbull.core.options import WorkerOptions
 from taskbull.core.validation import from_ms, to_ms
 from taskbull.core.worker_record import BreakerRecord, WorkerRecord
@@ -56,7 +56,7 @@ class FailedAttempts:
         """Count one failed attempt."""
         failure, counted = event.failure, self._counted[event.queue]
         stack = failure.stack
-        error = alike(event.job.name, failure.reason[:300], stack[:300], stack[-600:])
+        error = make_fingerprint(event.job.name, failure.reason[:300], stack[:300], stack[-600:])
         if error not in counted and len(counted) >= records.MOST_ERRORS:
             error = _OTHERS
         counted[error] = counted.get(error, 0) + 1
@@ -199,7 +199,7 @@ class _Page:
         has_changed = (state["stopping"], context.is_quiet) != (written.stopping, written.quiet)
         if not is_idle or age >= IDLE or has_changed:
             record = self._now(state)
-            if age >= IDLE or has_changed or (age >= BUSY and _is_news(record, written)):
+            if age >= IDLE or has_changed or (age >= BUSY and _has_changed(record, written)):
                 self._written, self._written_at = record, now
                 calls.append(records.record_worker(context.keys, record))
         return [] if self._refused else calls
@@ -246,7 +246,7 @@ class _Page:
         )
 
 
-def _is_news(record: WorkerRecord, written: WorkerRecord) -> bool:
+def _has_changed(record: WorkerRecord, written: WorkerRecord) -> bool:
     circuits = [None if one.circuit is None else one.circuit.state for one in (record, written)]
     return record.running > 0 or written.running > 0 or circuits[0] != circuits[1]
 

@@ -413,7 +413,7 @@ class JobPort(Protocol):
         ...
 
 
-class NotBegun(Exception):
+class NotStarted(Exception):
     """The job's function was not called, because its outcome is already decided."""
 
     def __init__(self, outcome: Fail) -> None:
@@ -524,7 +524,7 @@ class Run(Struct, eq=False):
         if self.notify is not None:
             self.notify()
         if self.call is not None:
-            self.call.withdraw(NotBegun(self.stopped()))
+            self.call.withdraw(NotStarted(self.stopped()))
         elif self.scope is not None:
             self.interrupted = True
             self.scope.cancel()

@@ -338,7 +338,7 @@ class Writing:
                 try:
                     yield max(deadline - monotonic(), _SHORTEST_PAUSE)
                 except (ConnectionLost, MaybeExecuted, ServerRefused) as error:
-                    if not self._goes_on(kind, error, late=monotonic() + pause >= deadline):
+                    if not self._may_retry(kind, error, late=monotonic() + pause >= deadline):
                         return
                 else:
                     at_once = pause == _SHORTEST_PAUSE
@@ -350,7 +350,7 @@ class Writing:
             if not at_once:
                 self._waited += monotonic() - began
 
-    def _goes_on(self, kind: WriteKind, error: TaskbullError, *, late: bool) -> bool:
+    def _may_retry(self, kind: WriteKind, error: TaskbullError, *, late: bool) -> bool:
         """Return True to try again. Otherwise raise the error of a vital write, or drop it."""
         self._check()
         passing = is_passing(error)

@@ -1,4 +1,4 @@
-"""An app of a test's own, and a look at what it wrote."""
+"""Fixtures for a test's own app, and helpers that read what it wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.servers.kinds import KINDS, Reachable, SharedServers
 
 @pytest.fixture
 def server(shared_servers: SharedServers) -> Reachable:
-    """One kind is enough here: what differs between them is the business of the layers below."""
+    """One kind is enough here, because lower layers handle the differences."""
     return shared_servers.emptied(KINDS[0])
 
 
@@ -32,5 +32,5 @@ def app(server: Reachable, prefix: str) -> Iterator[App]:
 
 
 def written(admin: Any, prefix: str) -> set[bytes]:
-    """Give all keys that a test wrote."""
+    """Return all keys that a test wrote."""
     return set(admin.keys(f"{prefix}:*"))

@@ -1,4 +1,4 @@
-"""Making an app: everything is checked at once, nothing is connected."""
+"""Creating an app: options are checked immediately, and no connection is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bulk that is broken off in the middle: what was added is told, and the rest is added once."""
+"""A bulk that is interrupted reports the added jobs, and the rest can be added once."""
 
 from __future__ import annotations
 

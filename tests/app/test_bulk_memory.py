@@ -1,4 +1,4 @@
-"""What a bulk takes in memory beside the caller's own jobs, counted, not timed."""
+"""Memory that a bulk uses in addition to the caller's jobs, counted, not timed."""
 
 from __future__ import annotations
 

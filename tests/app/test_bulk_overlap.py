@@ -1,4 +1,4 @@
-"""Two parts of a bulk are under way at once: what that promises, and what it may not break."""
+"""Two parts of a bulk in flight: guarantees and edge cases."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def proxy(server: Reachable, admin: Any) -> Iterator[Proxy]:
 
 
 async def in_a_thread(*arguments: Any, **more: Any) -> list[JobHandle[Any]]:
-    """Enqueue by sync code, while the test goes on."""
+    """Enqueue in sync code while the test continues."""
     return await to_thread.run_sync(partial(shop.enqueue, *arguments, **more))
 
 
@@ -69,13 +69,13 @@ def waiting(admin: Any) -> list[int]:
 
 
 async def connect() -> None:
-    """Connect, by both kinds of code, so that what follows is all about jobs."""
+    """Connect from sync and async code, so that later calls only add jobs."""
     await shop.queue("rows").counts()
     await to_thread.run_sync(shop.sync_queue("rows").counts)
 
 
 async def arrived(admin: Any, jobs: int) -> None:
-    """Wait until Redis has added so many."""
+    """Wait until Redis has added this many jobs."""
     await to_thread.run_sync(
         wait_until, lambda: admin.llen("bull:rows:wait") == jobs, f"{jobs} jobs are there"
     )
@@ -106,7 +106,7 @@ async def test_a_part_arrives_before_the_one_ahead_of_it_is_answered_but_no_thir
             await to_thread.run_sync(wait_until, lambda: len(ahead) >= 3 * PART, "the third part")
             assert (told, len(waiting(admin))) == ([0], 2 * PART)
             proxy.deliver()
-    assert max(ahead) == 3 * PART - 1  # the third part was made, and waited
+    assert max(ahead) == 3 * PART - 1  # The third part was ready, and waited.
     assert told == list(range(0, JOBS + 1, PART))
     assert [handle.id for handle in handles] == [str(n + 1) for n in range(JOBS)]
     assert waiting(admin) == list(range(JOBS))

@@ -1,4 +1,4 @@
-"""Whoever comes from Celery writes its names, and is told ours."""
+"""Celery's names raise errors that suggest taskbull's."""
 
 from __future__ import annotations
 

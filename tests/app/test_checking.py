@@ -1,4 +1,4 @@
-"""Arguments that a worker would refuse are refused when the job is added, and no others."""
+"""Enqueueing refuses exactly the arguments that a worker would refuse."""
 
 from __future__ import annotations
 

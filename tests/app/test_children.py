@@ -1,4 +1,4 @@
-"""What a job gets of its children: typed, in order, and by every policy for their failure.
+"""Results of children as arguments: types, order, and every failure policy.
 
 By a worker and by `taskbull.testing`: both are to do the same.
 """

@@ -1,4 +1,4 @@
-"""Adding flows by tasks: whole, once, and as BullMQ's flow producer would."""
+"""Adding flows with tasks: atomically, once, and as BullMQ's flow producer does."""
 
 from __future__ import annotations
 

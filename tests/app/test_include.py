@@ -1,4 +1,4 @@
-"""Tasks of other apps and of groups, as a part of an app."""
+"""Including the tasks of groups and other apps in an app."""
 
 from __future__ import annotations
 

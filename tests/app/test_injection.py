@@ -1,4 +1,4 @@
-"""What a lifespan yields is given to tasks: as a parameter, and as `current_job().resources`."""
+"""Lifespan values reach tasks as a parameter and as `current_job().resources`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers are killed between the runs of a schedule: it goes on, with neither gap nor double."""
+"""A schedule has no gap and no duplicate when workers are killed between its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What whoever calls us sees of an error: one, with few lines of ours above it. # users-4"""
+"""Callers see a single error with only a few of taskbull's frames. # users-4"""
 
 from __future__ import annotations
 

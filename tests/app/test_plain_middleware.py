@@ -1,4 +1,4 @@
-"""Middleware that is a plain `def`: around sync functions, in their own thread."""
+"""Sync middleware: it runs around sync functions, in their thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The producer's side in threads, in forked and spawned processes, in many event loops."""
+"""Producers in threads, in forked and spawned processes, and in many event loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.servers.kinds import Reachable
 
 LIMIT = 60.0
 
-# For processes that import this module anew: where to go is told by the environment.
+# For processes that import this module again. The environment has the address.
 app = App("processes", redis=os.environ.get("TEST_PROCESSES_URL", "redis://localhost:1"))
 
 
@@ -39,7 +39,7 @@ async def aproduce(first: int, many: int) -> list[str]:
 
 @pytest.fixture
 def here(server: Reachable, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
-    """The module's app, at the test's server."""
+    """The module's app, connected to the test's server."""
     monkeypatch.setenv("TEST_PROCESSES_URL", server.url)
     app.__init__("processes", redis=server.url)  # type: ignore[misc]
     global work  # noqa: PLW0603
@@ -63,7 +63,7 @@ def test_many_threads_share_an_app(here: App) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_uses_connections_of_its_own(here: App) -> None:
-    produce(0, 10)  # the parent has an open connection, as gunicorn's master may
+    produce(0, 10)  # The parent has an open connection, as gunicorn's master may.
     children: list[int] = []
     for child in range(1, 4):
         if (pid := os.fork()) == 0:
@@ -75,7 +75,8 @@ def test_a_forked_process_uses_connections_of_its_own(here: App) -> None:
             finally:
                 os._exit(code)
         children.append(pid)
-        produce(10 + child * 10, 10)  # meanwhile, on the connection that all of them inherited
+        # At the same time, on the connection that all of them inherited.
+        produce(10 + child * 10, 10)
     for pid in children:
         assert os.waitpid(pid, 0)[1] == 0
     expected = [*range(10), *range(20, 50), *range(100, 400)]

@@ -1,4 +1,4 @@
-"""The rules of a queue, declared at the app: how many jobs at once, here and everywhere."""
+"""Rules of a queue, declared on the app: concurrency per worker and in total."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that wait for results: any number of them, one reader, and each its own end."""
+"""Any number of threads wait for results with one reader, and each gets its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of arguments and results beyond JSON: paths, integer keys, lazy strings, own types."""
+"""Types of arguments and results beyond JSON: paths, integer keys, lazy strings, custom types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs whose task an app does not have, and jobs of others that say nothing about attempts."""
+"""Jobs whose task an app lacks, and jobs of other producers without `attempts`."""
 
 from __future__ import annotations
 

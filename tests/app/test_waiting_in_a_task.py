@@ -1,4 +1,4 @@
-"""A task that waits for another one in its own queue is warned of: both need a slot."""
+"""A warning about tasks that wait for a job in their own queue: both need a slot."""
 
 from __future__ import annotations
 

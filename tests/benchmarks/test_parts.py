@@ -1,4 +1,4 @@
-"""Every part can be run: a few jobs of taskbull's own, against real servers."""
+"""Every benchmark part runs with a few taskbull jobs, against real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of the figures: pure functions."""
+"""Formatting of benchmark figures: pure functions."""
 
 from __future__ import annotations
 

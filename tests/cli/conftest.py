@@ -1,4 +1,4 @@
-"""The command line within the test's own process, on a real server, under a prefix of its own."""
+"""The command line in the test's process, with a real server and its own prefix."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def anything(first, /, **rest: int):
 
 
 class CommandLine:
-    """Runs commands; `where` are the options that lead to the test's server and prefix."""
+    """Runs commands. `where` holds the options for the test's server and prefix."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self.url = url
@@ -74,24 +74,24 @@ class CommandLine:
         self._queues: dict[str, SyncQueue] = {}
 
     def run(self, *words: str, **options: Any) -> Result:
-        """Run a command as it stands."""
+        """Run a command without adding options."""
         result = CliRunner().invoke(commands, words, prog_name="taskbull", **options)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        """Run a command on the test's server; check its exit code and give what it printed."""
+        """Run a command on the test's server. Check its exit code and return its output."""
         result = self.run(*words, *self.where)
         assert result.exit_code == code, result.output
         return result.stdout
 
     def json(self, *words: str, code: int = 0) -> Any:
-        """Run a command with `--json` and give what that means."""
+        """Run a command with `--json` and return the decoded output."""
         return json.loads(self(*words, "--json", code=code))
 
     def fails(self, *words: str, code: int = 1) -> str:
-        """Run a command that must fail; give its sentence."""
+        """Run a command that must fail, and return its error message."""
         result = self.run(*words, *self.where)
         assert result.exit_code == code, result.output
         assert result.stdout == ""
@@ -122,7 +122,7 @@ class Shop(CommandLine):
         return load_app(f"{self.module}:app")
 
     def work(self) -> None:
-        """Run all jobs that there are."""
+        """Run all jobs."""
         anyio.run(partial(self.app.run_worker, burst=True))
 
 
@@ -148,7 +148,7 @@ def queue(url: str) -> Iterator[SyncQueue]:
 
 @pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory, without an app and without a word about Redis."""
+    """An empty working directory, without an app and without Redis settings."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("TASKBULL_APP", "TASKBULL_REDIS_URL", "REDIS_URL"):
@@ -158,7 +158,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def open_cli(nowhere: Path) -> Iterator[Callable[[str, str], CommandLine]]:
-    """Make command lines for other servers and prefixes."""
+    """Create command lines for other servers and prefixes."""
     with ExitStack() as stack:
 
         def make(url: str, prefix: str) -> CommandLine:
@@ -176,7 +176,7 @@ def cli(open_cli: OpenCli, url: str, prefix: str) -> CommandLine:
 
 @pytest.fixture
 def write_shop(nowhere: Path, url: str, prefix: str) -> Iterator[Callable[[], str]]:
-    """Write the app into the working directory; its module has a name of its own."""
+    """Write the app into the working directory, as a module with a unique name."""
     modules: list[str] = []
 
     def write() -> str:

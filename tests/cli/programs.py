@@ -1,4 +1,4 @@
-"""The command line as a program of its own: with pipes, or in a terminal that a test types into."""
+"""The command line as a separate process, with pipes or in a terminal that a test types into."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEADLINE = 60.0
 def run(
     *words: str, cwd: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, with pipes."""
+    """Run a command with pipes until it exits."""
     return subprocess.run(
         [sys.executable, "-m", "taskbull", *words],
         cwd=cwd,
@@ -60,7 +60,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            # Ctrl-C is to reach it; no other thread runs in these tests.
+            # Ctrl-C must reach it. No other thread runs in these tests.
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
         )
         os.close(slave)
@@ -74,12 +74,12 @@ class Terminal:
             os.close(self._master)
 
     def hang_up(self) -> None:
-        """Close the terminal, as one closes its window."""
+        """Close the terminal, as when its window is closed."""
         self._hung_up = True
         os.close(self._master)
 
     def wait(self) -> int:
-        """Wait for the end of a program whose terminal is closed."""
+        """Wait until a program whose terminal is closed exits."""
         return self._process.wait(_DEADLINE)
 
     def type(self, text: str) -> None:
@@ -90,9 +90,9 @@ class Terminal:
         self._process.send_signal(number)
 
     def interrupt(self) -> int:
-        """Press Ctrl-C, again if nothing happens, until it ends; give the exit code.
+        """Press Ctrl-C, repeatedly if nothing happens, until it exits. Return the exit code.
 
-        Python does not see a signal that comes just before it begins to wait for a key.
+        Python misses a signal that arrives just before it starts to wait for a key.
         """
         self.type("\x03")
         limit = time.monotonic() + _DEADLINE
@@ -105,13 +105,13 @@ class Terminal:
         return self.end()
 
     def read_until(self, text: str, times: int = 1) -> str:
-        """Read until `text` is on the screen, so often; give all that was seen."""
+        """Read until `text` has appeared this many times. Return all output."""
         while self.seen.count(text) < times:
             assert self._read(), f"{text!r} never came; seen was:\n{self.seen}"
         return self.seen
 
     def end(self) -> int:
-        """Read to the end; give the exit code."""
+        """Read to the end, and return the exit code."""
         while self._read():
             pass
         return self._process.wait(_DEADLINE)
@@ -122,7 +122,7 @@ class Terminal:
         assert ready, f"nothing more came; seen was:\n{self.seen}"
         try:
             data = os.read(self._master, 65536)
-        except OSError:  # Linux says EIO when the other side is closed
+        except OSError:  # Linux raises EIO when the other side is closed.
             return False
         self.seen += data.decode(errors="replace").replace("\r\n", "\n")
         return bool(data)

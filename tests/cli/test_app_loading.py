@@ -1,4 +1,4 @@
-"""Where the app and Redis are found, and what is said if they are not."""
+"""Finding the app and Redis, and the messages if that fails."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ ENDLESS = "import time\nwhile True:\n    try:\n        time.sleep(60)\n    "
 def test_a_guessed_app_that_fails_is_ignored_where_none_is_needed(
     cli: CommandLine, nowhere: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
 ) -> None:
-    if source.startswith(ENDLESS):  # The others end by themselves, on a busy machine later.
+    if source.startswith(ENDLESS):  # The others exit on their own, later on a busy machine.
         monkeypatch.setattr(app_loading, "_IMPORT_LIMIT", 0.1)
     monkeypatch.setenv("TASKBULL_REDIS_URL", cli.url)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
@@ -203,7 +203,7 @@ def test_a_guessed_app_that_ends_the_process_is_ignored(cli: CommandLine, nowher
     (nowhere / "shop.py").write_text(
         GUESSED + "import os, multiprocessing\n"
         "child = multiprocessing.get_context('fork').Process(target=print)\n"
-        "child.start()\nchild.join()\n"  # it ends by os._exit, too
+        "child.start()\nchild.join()\n"  # It also exits with os._exit.
         "assert child.exitcode == 0\nos._exit(0)\n"
     )
     done = run("queues", "--json", "--prefix", cli.prefix, cwd=nowhere, env={"REDIS_URL": cli.url})
@@ -257,7 +257,7 @@ def project(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return nowhere
 
 
-# S4. Of another user: only root can try. Writable by others: everybody can.
+# S4. Only root can test files of another user. Any user can test files writable by others.
 _PARTS = (".", "pyproject.toml", "part", "part/__init__.py", "part/shop_s4.py", "work")
 _TRIALS = [(part, "mode") for part in _PARTS]
 if os.geteuid() == 0:
@@ -277,14 +277,14 @@ def test_a_project_that_others_could_have_written_is_ignored(
     if trial == "owner":
         os.chown(path, 54321, 54321)
     else:
-        path.chmod(0o1777 if path.is_dir() else 0o666)  # as /tmp has it
+        path.chmod(0o1777 if path.is_dir() else 0o666)  # Like /tmp.
     with pytest.raises(click.ClickException, match="No app found"):
         find_app(None)
     said = capsys.readouterr().err
     reason = "owned by another user (uid 54321)" if trial == "owner" else "writable by other users"
     assert f"{path} is {reason}. To use it, pass the app with -A or TASKBULL_APP" in said
     assert len(said.splitlines()) == 1
-    # What is named is used, wherever it is: containers run as root in folders of other users.
+    # An explicit app is used wherever it is: containers run as root in folders of other users.
     monkeypatch.chdir(project)
     assert find_app("part.shop_s4:app").name == "guessed"
 
@@ -296,7 +296,7 @@ def test_an_app_that_others_could_have_written_is_not_guessed(
     (project / "pyproject.toml").unlink()
     assert find_app(None).name == "guessed"
     capsys.readouterr()
-    if part == "pyproject.toml":  # here: a link to a folder that others may write to
+    if part == "pyproject.toml":  # A link to a folder that others may write to.
         (project / "part").rename(project / ".real")
         (project / "part").symlink_to(".real")
         part = ".real"

@@ -1,4 +1,4 @@
-"""What a worker shows when it starts."""
+"""The panel that a worker prints at startup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`taskbull dashboard`: a page for whoever may see it, and a refusal for all else."""
+"""`taskbull dashboard`: pages for authorized users, and refusals for everything else."""
 
 from __future__ import annotations
 

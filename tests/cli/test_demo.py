@@ -1,4 +1,4 @@
-"""The command line, and the examples, as a new user runs them: in a process of their own."""
+"""The command line and the examples as a new user runs them, in separate processes."""
 
 from __future__ import annotations
 

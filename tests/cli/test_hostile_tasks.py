@@ -1,4 +1,4 @@
-"""Tasks that could take their worker down: by forked children, by what they raise, by a crash."""
+"""Tasks that could take down their worker: forked children, unusual exceptions, crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`taskbull job`: the items of a job that yields, at the end and live."""
+"""`taskbull job`: the items of a job that yields, finished or live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`taskbull stop` ends the embedded server of a project, and keeps its jobs."""
+"""`taskbull stop` stops a project's embedded server and keeps its jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parent of worker processes: what it says of their end, what it passes on, when it ends."""
+"""The supervisor: crash reports, forwarded signals, and when it exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line in a real terminal: what a person sees, is asked, and interrupts."""
+"""The command line in a real terminal: output, prompts and interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`taskbull why`: the reasons as they are found in Redis, and how they are told."""
+"""`taskbull why`: finding the reasons in Redis, and printing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is typed after `taskbull worker` becomes one typed value."""
+"""Flags of `taskbull worker` become one typed value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts, as the events of a queue tell of them."""
+"""Attempts of a job, derived from the events of its queue."""
 
 from __future__ import annotations
 

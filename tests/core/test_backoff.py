@@ -1,4 +1,4 @@
-"""The delays between attempts, in memory and in BullMQ's own form."""
+"""Delays between attempts, in memory and in BullMQ's form."""
 
 from __future__ import annotations
 

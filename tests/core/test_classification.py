@@ -1,4 +1,4 @@
-"""The default classifier knows passing errors from lasting ones, without importing any client."""
+"""The default classifier distinguishes transient errors without importing any client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRANSIENT, PERMANENT, UNKNOWN = Category.TRANSIENT, Category.PERMANENT, Category
 
 
 def foreign(module: str, *names: str, base: type[Exception] = Exception, **attributes: Any) -> Any:
-    """Make an error as a package that is not installed would: class, bases and attributes."""
+    """Create an error like one of a package that is not installed: class, bases and attributes."""
     kind: type[Exception] = base
     for name in reversed(names):
         kind = type(name, (kind,), {"__module__": module})
@@ -52,7 +52,7 @@ def requests_error(status: int) -> requests.HTTPError:
 
 
 class NeverAskedError(Exception):
-    """As httpx: `response` raises where there is none."""
+    """Like httpx: `response` raises if there is none."""
 
     @property
     def response(self) -> object:
@@ -103,9 +103,9 @@ NeverAskedError.__module__ = "httpx._exceptions"
         (foreign("aiohttp.client_exceptions", "ClientResponseError", status=302), UNKNOWN),
         (foreign("aiohttp.client_exceptions", "ClientResponseError", status=0), UNKNOWN),
         (NeverAskedError("x"), UNKNOWN),
-        # a status of somebody else's is none of ours
+        # An unrelated `status` attribute is ignored.
         (foreign("myapp", "OrderError", status=404), UNKNOWN),
-        # Redis, and taskbull's own way to it
+        # Redis, and taskbull's connection errors.
         (redis.ConnectionError("x"), TRANSIENT),
         (redis.exceptions.BusyLoadingError("x"), TRANSIENT),
         (redis.exceptions.NoPermissionError("x"), PERMANENT),

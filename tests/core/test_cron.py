@@ -1,4 +1,4 @@
-"""Cron lines: what is one, and when it comes next."""
+"""Cron lines: which are valid, and when they run next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told and stored about errors. # users-5"""
+"""Error texts in logs and in Redis. # users-5"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Errors that are alike have one form, and others do not."""
+"""Similar errors have the same fingerprint, and different ones do not."""
 
 from __future__ import annotations
 
 import pytest
 
-from taskbull.core.fingerprint import alike, common_part, frame_of
+from taskbull.core.fingerprint import common_part, frame_of, make_fingerprint
 from taskbull.core.wire.job import unescape
 
 
@@ -59,16 +59,16 @@ NODE = "Error: smtp 17\n    at send (/srv/app/mail.js:10:5)\n    at run (/srv/li
 def test_the_class_of_an_error_is_where_its_language_writes_it(
     reason: str, head: str, tail: str, error: str
 ) -> None:
-    assert alike("send", reason, head, tail).error == error
+    assert make_fingerprint("send", reason, head, tail).error == error
 
 
 def test_a_fingerprint_is_the_same_everywhere() -> None:
-    one = alike("send", "KeyError: 'a'", PYTHON, f"{PYTHON}KeyError: 'a'")
-    other = alike("send", "KeyError: 'b'", PYTHON, f"{PYTHON}KeyError: 'b'")
+    one = make_fingerprint("send", "KeyError: 'a'", PYTHON, f"{PYTHON}KeyError: 'a'")
+    other = make_fingerprint("send", "KeyError: 'b'", PYTHON, f"{PYTHON}KeyError: 'b'")
     assert one == other
     assert one.fingerprint == other.fingerprint == "f9a76ee705"
-    assert alike("read", "KeyError: 'a'", PYTHON, "").fingerprint != one.fingerprint
-    assert alike("send", "IndexError: 'a'", PYTHON, "").fingerprint != one.fingerprint
+    assert make_fingerprint("read", "KeyError: 'a'", PYTHON, "").fingerprint != one.fingerprint
+    assert make_fingerprint("send", "IndexError: 'a'", PYTHON, "").fingerprint != one.fingerprint
 
 
 def test_the_frame_is_shown_and_does_not_count() -> None:
@@ -77,18 +77,21 @@ def test_the_frame_is_shown_and_does_not_count() -> None:
     assert frame_of(moved, moved) == "mail.py:99 in render"
     assert frame_of(NODE, NODE) == "mail.js:10 in send"
     assert frame_of("", "x") == ""
-    assert alike("t", "K: 1", moved, "").fingerprint == alike("t", "K: 2", PYTHON, "").fingerprint
+    assert (
+        make_fingerprint("t", "K: 1", moved, "").fingerprint
+        == make_fingerprint("t", "K: 2", PYTHON, "").fingerprint
+    )
 
 
 @pytest.mark.parametrize(
     "text", ["a" * 100_000, "'" * 100_000, "1." * 50_000, "@" * 100_000, "/a" * 9]
 )
 def test_no_text_takes_long(text: str) -> None:
-    assert len(alike("t", text, text, text).fingerprint) == 10
+    assert len(make_fingerprint("t", text, text, text).fingerprint) == 10
 
 
 def test_a_lone_surrogate_is_no_trouble() -> None:
-    assert len(alike("\ud800", "\udfff").fingerprint) == 10
+    assert len(make_fingerprint("\ud800", "\udfff").fingerprint) == 10
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The names of keys: BullMQ's own on a single server, one slot per queue on a cluster."""
+"""Names of keys: BullMQ's on a single server, one slot per queue in a Cluster."""
 
 from __future__ import annotations
 

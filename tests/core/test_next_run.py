@@ -1,4 +1,4 @@
-"""What follows a run of a job scheduler."""
+"""The run after a job scheduler's current run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Throughput from what is there: edges of minutes, gaps, sets that were trimmed."""
+"""Throughput from available data: edges of minutes, gaps, trimmed sets."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ NOW = 1_000 * MINUTE + 30_000
 @pytest.mark.parametrize(
     ("tally", "minutes"),
     [
-        # A job has ended in the minute that runs: what came since belongs to it.
+        # A job has finished in the current minute, so later counts belong to it.
         (EndCounts(10, 1_000 * MINUTE, 7, [4, 3]), [3, 4, 3, None]),
-        # None has since the minute before: it is closed, but nobody has written that down.
+        # None has finished since the previous minute, which is over but not written yet.
         (EndCounts(10, 999 * MINUTE + 59_999, 7, [4, 3]), [0, 3, 4, 3]),
         # A gap.
         (EndCounts(10, 997 * MINUTE, 7, [4, 3]), [0, 0, 0, 3]),
         (EndCounts(10, 1 * MINUTE, 7, [4, 3]), [0, 0, 0, 0]),
-        # Their clock is ahead of ours.
+        # The writer's clock is ahead of ours.
         (EndCounts(10, 1_001 * MINUTE, 7, [4]), [3, 4, None, None]),
-        # Somebody has set it back.
+        # The clock was set back.
         (EndCounts(2, 1_000 * MINUTE, 7, []), [0, None, None, None]),
     ],
 )
@@ -42,11 +42,11 @@ def test_metrics_are_read_by_minutes(tally: EndCounts, minutes: list[int | None]
     ("kept", "minutes"),
     [
         (Kept(1_000 * MINUTE, [5, 6, 7], 1), [5, 6, 7, None]),
-        # The set was trimmed within the second minute: that is not whole.
+        # The set was trimmed within the second minute, so that minute is incomplete.
         (Kept(1_000 * MINUTE, [5, 6, 0], 999 * MINUTE + 1), [5, None, None, None]),
         (Kept(1_000 * MINUTE, [5, 6, 0], 999 * MINUTE), [5, 6, None, None]),
         (Kept(1_000 * MINUTE, [0, 0, 0], None), [None] * 4),
-        # A minute has begun since the look.
+        # A new minute has started since the read.
         (Kept(999 * MINUTE, [5, 6, 7], 1), [None, 5, 6, 7]),
     ],
 )

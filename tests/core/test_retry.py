@@ -1,4 +1,4 @@
-"""What becomes of a job whose handler raised."""
+"""The decision after a handler raised."""
 
 from __future__ import annotations
 

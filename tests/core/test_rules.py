@@ -1,4 +1,4 @@
-"""Rules of schedules: when they run, in which words, and which are refused."""
+"""Schedule rules: when they run, their descriptions, and which are invalid."""
 
 from __future__ import annotations
 

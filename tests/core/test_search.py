@@ -1,4 +1,4 @@
-"""What people type to find jobs."""
+"""Search terms that users type to find jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a queue: each rule, just before it holds and when it does."""
+"""Problems of a queue: each rule just below and at its threshold."""
 
 from __future__ import annotations
 

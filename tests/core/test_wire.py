@@ -1,4 +1,4 @@
-"""Jobs as they stand in Redis: written as Node would, read whoever wrote them."""
+"""Jobs as stored in Redis: written as Node does, and read whoever wrote them."""
 
 from __future__ import annotations
 

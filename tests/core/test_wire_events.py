@@ -1,4 +1,4 @@
-"""Entries of the event stream, as Node, we or anybody may have written them."""
+"""Entries of the event stream, as written by Node, taskbull or other programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from taskbull.core.job import Ending
 from taskbull.core.keys import JobState
-from taskbull.core.wire.job import decode_end, decode_event, tells_how_it_stands
+from taskbull.core.wire.job import decode_end, decode_event, reports_state
 
 Fields = list[bytes]
 
@@ -49,7 +49,7 @@ def test_the_end_of_a_job_is_read(fields: Fields, end: tuple[str, Ending | None]
     ],
 )
 def test_some_events_tell_how_a_job_stands(fields: Fields, job_id: str, tells: bool) -> None:
-    assert tells_how_it_stands((b"1-0", fields), job_id) is tells
+    assert reports_state((b"1-0", fields), job_id) is tells
 
 
 def test_any_event_is_read() -> None:

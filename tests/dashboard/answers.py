@@ -1,4 +1,4 @@
-"""An answer that comes piece by piece: the request of a browser that stays, or goes."""
+"""A chunked response: the request of a browser that stays connected or disconnects."""
 
 from __future__ import annotations
 

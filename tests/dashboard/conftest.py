@@ -1,4 +1,4 @@
-"""A dashboard in this process, asked by ASGI as a web server would ask it."""
+"""A dashboard in this process, called through ASGI as by a web server."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Visitor:
         return await self.client.post(f"/{address}", data=form, headers=given)
 
     async def act(self, action: str, **fields: Any) -> httpx.Response:
-        """Ask for an action, and confirm it: what the question's form sends, and these fields."""
+        """Request an action and confirm it, with the form's fields and these."""
         asked = await self.post("confirm", {"action": action, **fields})
         assert asked.status_code == 200, asked.text
         [once] = re.findall(r'name="once" value="([0-9a-f]+)"', asked.text)
         return await self.post("act", {"action": action, "once": once, **fields})
 
     async def said(self, answer: httpx.Response) -> str:
-        """Return the notice to which an action leads."""
+        """Return the notice that an action shows."""
         assert answer.status_code == 303, answer.text
         page = await self.get(answer.headers["location"].removeprefix("./"))
         [notice] = re.findall(r'class="notice" role="status">([^<]*)<', page.text)
@@ -53,7 +53,7 @@ def _named(headers: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def whole_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the first page wait until all queues are found, also on a busy machine."""
+    """Let the first page wait until all queues are found, even on a busy machine."""
     for module in ("queue_line", "state"):
         monkeypatch.setattr(f"taskbull.dashboard.{module}._SEARCH_SECONDS", 60.0)
 

@@ -1,4 +1,4 @@
-"""Queues in all kinds of states, made by what makes them in life: producers and workers."""
+"""Queues in all kinds of states, created by real producers and workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in, whose forms count, and what every answer tells the browser."""
+"""Authentication, forged forms, and the security headers of every response."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGES += ["metrics"]
 
 @pytest.fixture
 def server(shared_servers: SharedServers) -> Reachable:
-    """One kind will do: none of this is about Redis."""
+    """One kind of server is enough, because nothing here depends on Redis."""
     return shared_servers.get(VALKEY_9)
 
 
@@ -31,7 +31,7 @@ def basic(credentials: str) -> str:
     return f"Basic {base64.b64encode(credentials.encode()).decode()}"
 
 
-# Where requests come from
+# Origin of requests.
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
@@ -112,12 +112,13 @@ async def test_wrong_passwords_lock_a_user_out_for_a_minute(server: Reachable, p
     dashboard = Dashboard(redis=server.url, prefix=prefix, access=auth)
     visitor, other = Visitor(dashboard, "10.0.0.5"), Visitor(dashboard, "10.0.0.6")
     for _ in range(30):
-        assert (await visitor.get("")).status_code == 401  # none at all does not count
+        # A request without credentials does not count.
+        assert (await visitor.get("")).status_code == 401
     for _ in range(10):
         assert (await visitor.get("", authorization=basic("ann:wrong"))).status_code == 401
     locked = await visitor.get("", authorization=basic("ann:wrong"))
     assert (locked.status_code, locked.headers["retry-after"]) == (429, "61")
-    # S14: nobody locks out those who know the password, nor other users behind the same proxy.
+    # S14: no one can lock out users who know the password, or others behind the same proxy.
     assert (await visitor.get("", authorization=basic("ann:right"))).status_code == 200
     assert (await visitor.get("", authorization=basic("bob:wrong"))).status_code == 401
     assert (await other.get("", authorization=basic("ann:wrong"))).status_code == 401
@@ -170,7 +171,7 @@ def test_a_wrong_setting_is_refused(setting: dict[str, Any]) -> None:
         Dashboard(**setting)
 
 
-# Forms of others
+# Forms of other sites.
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ async def test_no_action_is_open_to_who_may_not(
             rights = frozenset(ACTIONS) - {name}
         form = {"action": name, "q": "q", "id": "j", "typed": "q", "once": "0" * 32, "group": "x"}
         answer = await visitor.post(step, form)
-        # A download needs no right to the action of its form, and does nothing else.
+        # A download needs no permission for its form's action, and changes nothing.
         gets_file = step == "download" and who == "one right less"
         assert answer.status_code == (200 if gets_file else 403), (name, step)
         if gets_file:
@@ -264,7 +265,7 @@ async def test_what_cannot_be_undone_asks_for_the_name(
     assert queue.counts()["waiting"] == 1
 
 
-# What is said of it
+# Audit records.
 
 
 async def test_an_action_is_written_down_without_data(
@@ -297,7 +298,7 @@ async def test_a_listener_that_fails_changes_nothing(
     assert queue.is_paused()
 
 
-# What every answer tells the browser
+# Headers of every response.
 
 
 @pytest.mark.parametrize("address", [*PAGES, "static/style.css", "static/nothing", "nowhere"])
@@ -335,7 +336,7 @@ async def test_no_other_file_is_served(visitor: Visitor, path: str) -> None:
     assert (await visitor.get(path)).status_code == 404
 
 
-# What cannot be a form
+# Invalid forms.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What can be done from a page: each action by its forms, as a browser without JavaScript."""
+"""Actions on pages: each one through its forms, as a browser without JavaScript sends them."""
 
 from __future__ import annotations
 

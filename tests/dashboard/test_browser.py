@@ -1,4 +1,4 @@
-"""The dashboard as people use it: the questions that they have, and the forms that they send."""
+"""The dashboard from a user's view: questions that it must answer, and forms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.dashboard.seeding import complete, fail, run
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
 
 SCREENSHOTS = os.environ.get("TASKBULL_SCREENSHOTS")
-"""A folder whose pictures are made anew, such as docs/images; None: none are."""
+"""Folder whose screenshots are updated, such as docs/images, or None."""
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
@@ -61,7 +61,7 @@ def test_an_open_tab_follows_its_streams_and_lets_the_web_server_stop(  # V2
         page.goto(address)
         row = page.locator("#queue-emails")
         page.evaluate("document.querySelector('main h1').kept = true")
-        for number in range(2, 4):  # each comes by another stream, or the one after
+        for number in range(2, 4):  # Each arrives in another stream, or in the one after it.
             queue.add("send")
             expect(row.locator("td").nth(1)).to_contain_text(str(number))
         assert page.evaluate("document.querySelector('main h1').kept")
@@ -73,7 +73,7 @@ def test_an_open_tab_follows_its_streams_and_lets_the_web_server_stop(  # V2
 
 @pytest.fixture
 def night(make_queue: MakeQueue, admin: Any) -> dict[str, SyncQueue]:
-    """Queues in trouble, as somebody finds them at three in the morning."""
+    """Queues with the kinds of problems that wake an operator at night."""
     emails, reports, billing = (make_queue(name) for name in ("emails", "reports", "billing"))
     emails.add_bulk(
         [("send_email", {"to": f"user{n}@example.org", "customer": n}) for n in range(40)]
@@ -122,7 +122,7 @@ def page(browser: Browser, base: str) -> Iterator[Page]:
         yield page
 
 
-# The questions of section 2: from the overview, in at most two clicks
+# The questions of section 2, answered within two clicks from the overview.
 
 
 @pytest.mark.full
@@ -157,7 +157,7 @@ def test_the_questions_of_the_night(night: dict[str, SyncQueue], page: Page) -> 
 
 @pytest.mark.full
 def test_the_questions_of_development(night: dict[str, SyncQueue], page: Page) -> None:
-    # 6: what became of the job I just added?
+    # 6: what happened to the job I just added?
     job = night["billing"].add("charge", {"invoice": 4711}, job_id="invoice-4711")
     page.keyboard.press("/")
     page.keyboard.type(job.id)
@@ -196,7 +196,7 @@ def test_the_questions_of_a_mixed_fleet(night: dict[str, SyncQueue], page: Page)
 
 
 def press_twice(page: Page, name: str) -> None:
-    """Press a button that asks by itself. It waits for the answer if the timers are stopped."""
+    """Press a button that sends its own request. Wait for the response if timers are stopped."""
     page.get_by_role("button", name=name).click()
     follow(page.get_by_role("button", name=f"{name}: sure?"))
 
@@ -313,7 +313,7 @@ def test_an_open_page_keeps_up_and_freezes(
     page.keyboard.press("p")
     expect(page.locator("#age")).to_have_text("live")
     expect(page.locator("[id='job-new2']")).to_be_visible()
-    expect(tick).to_be_checked()  # a row that somebody is busy with is not replaced
+    expect(tick).to_be_checked()  # A row that has the user's focus is not replaced.
 
 
 @pytest.mark.full
@@ -390,7 +390,7 @@ def test_hostile_text_does_nothing(
 def test_a_password_and_a_plain_name_work_together(
     night: dict[str, SyncQueue], browser: Browser, server: Reachable, prefix: str
 ) -> None:
-    """On plain HTTP browsers say by Origin where a form comes from, if anything."""
+    """On plain HTTP, browsers send at most `Origin` to identify a form's page."""
     options = ("--redis", server.url, "--prefix", prefix, "--auth-env", "DASH")
     with served(*options, DASH="ann:s3cret") as address:
         port = address.rstrip("/").rpartition(":")[2]
@@ -426,7 +426,7 @@ def test_a_chart_is_read_by_pointer_and_by_keys(night: dict[str, SyncQueue], pag
     expect(page.locator("#activity-values tr")).to_have_count(48)
 
 
-# For everybody
+# Accessibility.
 
 
 PAGES = {
@@ -455,8 +455,8 @@ def test_a_page_looks_as_in_the_documentation(
     name, scheme, width = picture.stem.split("-")
     with visiting(browser, base, **settings_of(scheme, int(width))) as page:
         page.goto(PAGES[name])
-        expect(page.locator("#keys-help")).not_to_have_attribute("hidden", "")  # scripts have run
-        if name == "overview":  # all keys were searched, and two samples taken
+        expect(page.locator("#keys-help")).not_to_have_attribute("hidden", "")  # Scripts have run.
+        if name == "overview":  # All keys were searched, and two samples taken.
             expect(page.locator("#finding")).to_be_hidden()
             expect(page.locator("[data-label='In/s']").first).not_to_have_text("–")
         taken = page.screenshot()

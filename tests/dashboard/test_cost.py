@@ -1,4 +1,4 @@
-"""What pages ask of Redis: the same however many jobs there are, and nothing but reads."""
+"""Redis calls of pages: the same number for any number of jobs, and only reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A master of a Cluster is down: the queues of the others are shown, and its own as unreadable."""
+"""With one Cluster master down, the queues of the others are shown, and its own as unreadable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of one queue never affects the view of others, nor what other sites make browsers load."""
+"""Data in one queue affects neither the view of others nor what browsers load."""
 
 from __future__ import annotations
 

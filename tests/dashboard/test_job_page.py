@@ -1,4 +1,4 @@
-"""What the page of a job shows of large fields and of earlier attempts."""
+"""Large fields and earlier attempts on a job's page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open pages: what their streams send, what they cost, and that nothing outlives them."""
+"""Open pages: the contents and cost of their streams, and that nothing outlives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of a queue on the overview: drawn anew only if it says something new."""
+"""A queue's row on the overview is rendered again only if it changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the jobs of each task fare, from those that ended last."""
+"""Statistics of each task, from the jobs that finished last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples as a person runs them: copied to a folder, as processes, by what they print."""
+"""The examples as users run them: copied to a folder, as processes, and checked by their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each example does what its comment says, as processes of its own."""
+"""Each example does what its comment says, in its own processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an implementation of BullMQ must be able to do to take part in the differential tests.
+"""The operations that an implementation needs to take part in the differential tests.
 
 Cases are written against these protocols once. Options and results have BullMQ's public names and
 units (camelCase, ms), because that is the language both sides share. Everything is synchronous; an

@@ -1,4 +1,4 @@
-"""Where two snapshots differ, and which differences are known and allowed."""
+"""Differences between two snapshots, and which of them are known and allowed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Cases 34, 37, 89, 90 and a busy queue: workers that run, of two implementations at one queue.
 
-Here time is real and workers race, so that only what must hold in any order is asserted.
+Time is real and workers race, so these cases assert only what holds in any order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.interop.waiting import PATIENCE, is_blocked, wait_until
 WORK: Final[Behaviour] = {"*": [[["return", {"v": 1}]]]}
 EACH: Final = 250
 IDLE: Final = 10 * PATIENCE
-"""Seconds after which an idle worker looks by itself: whoever waits for it has given up by then."""
+"""Seconds after which an idle worker polls. Tests time out before that."""
 
 
 def wait_until_blocked(redis: Redis, name: str) -> None:
@@ -30,7 +30,7 @@ def wait_until_blocked(redis: Redis, name: str) -> None:
 
 
 def client_name(actor: Actor, worker: str) -> str:
-    """Give the name that a worker's blocking connection has."""
+    """Return the name of a worker's blocking connection."""
     return waiting.client_name(actor.prefix, actor.queue, worker)
 
 
@@ -42,7 +42,7 @@ def workers_are_listed_by_name(redis: Redis, a: Actor, b: Actor) -> None:
 
 
 def an_idle_worker_is_woken(redis: Redis, a: Actor, b: Actor) -> None:
-    """37: whoever adds a job wakes a sleeping worker, also for a delayed one."""
+    """37: adding a job wakes a sleeping worker, even if the job is delayed."""
     with b.running(WORK, name="sleeper", drainDelay=IDLE) as worker:
         for opts in ({}, {"priority": 2}, {"delay": 20}):
             wait_until_blocked(redis, client_name(b, "sleeper"))
@@ -88,7 +88,7 @@ def events_are_followed(redis: Redis, a: Actor, b: Actor) -> None:
 
 
 def two_workers_share_a_queue(redis: Redis, a: Actor, b: Actor) -> None:
-    """Each job runs once per attempt, whoever takes it."""
+    """Each job runs once per attempt, whichever worker fetches it."""
     flaky: Behaviour = {"*": [[["throw", {"message": "once"}]], [["return", 2]]], "good": WORK["*"]}
     with a.listening() as listener, a.running(flaky), b.running(flaky):
         jobs = [
@@ -105,7 +105,7 @@ def two_workers_share_a_queue(redis: Redis, a: Actor, b: Actor) -> None:
 
 
 def everything_is_heard(redis: Redis, a: Actor, b: Actor) -> None:
-    """90: `a` hears all that happens to the jobs that `b` runs."""
+    """90: `a` receives all events of the jobs that `b` runs."""
     broke = ["throw", {"message": "broke"}]
     behaviour: Behaviour = {
         "n": [[["progress", {"at": [1]}], broke], [["delay", 5]], [["return", {"v": 1}]]],
@@ -134,7 +134,7 @@ def everything_is_heard(redis: Redis, a: Actor, b: Actor) -> None:
 
 
 def two_workers_drain_what_two_producers_add(redis: Redis, a: Actor, b: Actor) -> None:
-    """Of many jobs each runs once, whoever adds it and whoever takes it, and both take some."""
+    """Each of many jobs runs once, whichever side adds or fetches it, and both fetch some."""
 
     def produce(actor: Actor) -> list[str]:
         return [actor.add("n", {"n": n}) for n in range(EACH)]
@@ -160,7 +160,7 @@ def two_workers_drain_what_two_producers_add(redis: Redis, a: Actor, b: Actor) -
 
 
 def a_limited_worker_goes_on(redis: Redis, a: Actor, b: Actor) -> None:
-    """A job that becomes due while the queue is limited does not let its worker sleep on."""
+    """A job that becomes due while the queue is rate-limited wakes its worker."""
     limiter = {"max": 1, "duration": 150}
     for concurrency in (1, 3):
         with b.running(WORK, name="w", limiter=limiter, concurrency=concurrency) as worker:
@@ -172,7 +172,7 @@ def a_limited_worker_goes_on(redis: Redis, a: Actor, b: Actor) -> None:
 
 
 def a_lock_is_renewed(redis: Redis, a: Actor, b: Actor) -> None:
-    """The lock of a running job is renewed, and the job is not taken for stalled."""
+    """The lock of a running job is renewed, so the job does not count as stalled."""
     waits: Behaviour = {"*": [[["wait", None], ["return", 1]]]}
     with b.running(waits, lockDuration=10_000, lockRenewTime=100, stalledInterval=200) as worker:
         job = a.add("n")
@@ -192,14 +192,15 @@ def a_lock_is_renewed(redis: Redis, a: Actor, b: Actor) -> None:
 
 
 def a_scheduler_is_served_by_both(redis: Redis, a: Actor, b: Actor) -> None:
-    """84: the iterations follow each other, whoever takes them; none comes twice."""
+    """84: the iterations run in order, whichever worker runs them, and none runs twice."""
     limit = 8
     with a.listening() as listener, a.running(WORK, name="one"), b.running(WORK, name="two"):
         a.upsert_scheduler("s", {"every": 30, "limit": limit}, {"name": "tick", "data": {"x": 1}})
         heard = [str(listener.wait_for("completed")["jobId"]) for _ in range(limit)]
         listener.wait_for("drained")
     assert len(set(heard)) == limit
-    jobs = {job: a.job(job) or {} for job in heard}  # they may end in another order than they began
+    # They may finish in a different order than they started.
+    jobs = {job: a.job(job) or {} for job in heard}
     assert sorted(heard, key=lambda job: (jobs[job]["processedOn"], job)) == sorted(heard)
     assert redis.hget(f"{a.prefix}:{a.queue}:repeat:s", "ic") == str(limit).encode()
     assert a.counts("delayed", "completed") == {"delayed": 0, "completed": limit}

@@ -45,11 +45,11 @@ class Refused(Exception):
 
 
 class NodeStoppedError(Exception):
-    """The Node process is gone, or did not answer in time; the message has its last words."""
+    """The Node process exited, or did not reply in time. The message has its last output."""
 
 
 class NodeEvent(Struct, frozen=True):
-    """What a worker or a listener inside the Node process reported without being asked."""
+    """An unsolicited report of a worker or a listener in the Node process."""
 
     event: str
     source: str
@@ -60,7 +60,7 @@ class NodeEvent(Struct, frozen=True):
 
 
 def encode(value: Any) -> Any:
-    """Turn `value` into JSON that the driver reads back as the JavaScript value meant."""
+    """Encode `value` as JSON that the driver decodes to the intended JavaScript value."""
     match value:
         case _Undefined():
             return {"$undefined": True}
@@ -85,7 +85,7 @@ class Events:
         self._arrived.put(event)
 
     def wait_for(self, event: str, **fields: Any) -> NodeEvent:
-        """Take events until one has this name and these fields; fail at the deadline."""
+        """Read events until one has this name and these fields. Fail at the deadline."""
         while True:
             try:
                 candidate = self._arrived.get(timeout=self._deadline)
@@ -147,7 +147,7 @@ class Node:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        with suppress(BrokenPipeError):  # it may be dead already
+        with suppress(BrokenPipeError):  # It may have exited already.
             process.stdin.close()
         try:
             process.wait(self._deadline)
@@ -169,7 +169,7 @@ class Node:
         deadline: float | None = None,
         **more: Any,
     ) -> Any:
-        """Have the driver do `op`; give its result, or raise `Refused` with its error."""
+        """Run `op` in the driver. Return its result, or raise `Refused` with its error."""
         number = next(self._ids)
         message = {"id": number, "version": version, "op": op, "prefix": prefix, "queue": queue}
         future: Future[Any] = Future()
@@ -192,7 +192,7 @@ class Node:
 
     @contextmanager
     def events(self, *, deadline: float | None = None) -> Iterator[Events]:
-        """Collect what workers and listeners report while the block lasts."""
+        """Collect the reports of workers and listeners during the block."""
         arriving = Events(deadline or self._deadline)
         with self._lock:
             self._listeners.append(arriving)
@@ -222,7 +222,7 @@ class Node:
         for line in process.stdout:
             try:
                 message = json.loads(line)
-            except ValueError:  # something in Node printed: keep it for the last words
+            except ValueError:  # Output of something else in Node. Keep it for error messages.
                 self._errors.append(line)
                 continue
             with self._lock:
@@ -237,8 +237,8 @@ class Node:
         self._end()
 
     def _end(self) -> None:
-        """Tell everybody who waits that nothing will come."""
-        self._threads[1].join(self._deadline)  # until its last words are here
+        """Wake all waiting callers with an error."""
+        self._threads[1].join(self._deadline)  # Until its last output has arrived.
         with self._lock:
             self._ended = True
             orphans, listeners = list(self._waiting.values()), list(self._listeners)

@@ -1,4 +1,4 @@
-"""taskbull's way of adding flows, told in BullMQ's words."""
+"""taskbull's flow producer behind BullMQ's interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""taskbull's way of following a queue's events, told in BullMQ's words."""
+"""taskbull's event listener behind BullMQ's interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""taskbull's way of taking and ending jobs, step by step, told in BullMQ's words."""
+"""taskbull's fetching and finishing of single jobs behind BullMQ's interface."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class OurManualWorker:
     def complete(
         self, job_id: str, value: Any = None, token: str = TOKEN, *, fetch_next: bool = False
     ) -> str | None:
-        # NaN, too: BullMQ makes it null, and a worker of ours fails the job (tests/core).
+        # Includes NaN: BullMQ stores null, and a taskbull worker fails the job (tests/core).
         nothing = value is UNDEFINED or value != value  # noqa: PLR0124
         result = encode_value(None if nothing else value)
         return self._end(job_id, Complete(result), token, fetch_next=fetch_next)
@@ -84,7 +84,7 @@ class OurManualWorker:
     def _end(
         self, job_id: str, outcome: Written, token: str, *, fetch_next: bool = False
     ) -> str | None:
-        # A job that completes is sent as it was taken: one that was new ends with the plain ones.
+        # A completed job is sent as it was fetched, so a new one finishes with the plain ones.
         job = self.as_taken(job_id, token) if isinstance(outcome, Complete) else self._job(job_id)
         packed = pack_outcome(job, token, outcome, attempts_of(job), self._clock(), self._keep)
         cycled = self._cycle([packed], int(fetch_next), token)
@@ -97,7 +97,7 @@ class OurManualWorker:
         return self._store.run(call)
 
     def as_taken(self, job_id: str, token: str) -> Job:
-        """Give a job as it was taken; as it stands in Redis, if another has taken it since."""
+        """Return a job as it was fetched, or as stored if another worker has fetched it since."""
         stored = self._job(job_id)
         known = self._taken.get((job_id, token), stored)
         return known if known.attempts_started == stored.attempts_started else stored
@@ -109,13 +109,13 @@ class OurManualWorker:
         return cycled.jobs[0].id if cycled.jobs else None
 
     def _advance_scheduler(self, job: Job) -> None:
-        with suppress(ConfigurationError):  # of the rule: the job runs all the same
+        with suppress(ConfigurationError):  # An invalid rule. The job still runs.
             call = advance_scheduler(self._keys, job, self._clock())
             if call is not None:
                 self._store.run(call)
 
     def _job(self, job_id: str) -> Job:
-        # Read anew: another may have had the job since it was taken here.
+        # Read it again, because another worker may have run the job since it was fetched.
         key = self._keys.job(job_id)
         return self._store.run(
             Command(("HGETALL", key), key, lambda flat: decode_job(job_id.encode(), flat))

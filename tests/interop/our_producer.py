@@ -1,4 +1,4 @@
-"""taskbull's way of adding jobs, told in BullMQ's words."""
+"""taskbull's producer behind BullMQ's interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""taskbull's way of writing schedules, told in BullMQ's words."""
+"""taskbull's schedules behind BullMQ's interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""taskbull's worker: what a behaviour says becomes a handler, what it tells BullMQ's events."""
+"""taskbull's worker for the comparison: handlers from behaviours, and events in BullMQ's form."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEADLINE: Final = 60.0
 
 
 class JobEnvironment(Struct, frozen=True):
-    """Where a worker of ours works: an event loop, a queue, and the time in ms."""
+    """Environment of a taskbull worker: an event loop, a queue, and the time in ms."""
 
     runner: Runner
     keys: QueueKeys
@@ -49,7 +49,7 @@ class JobEnvironment(Struct, frozen=True):
 
 
 class SetClock(Clock):
-    """A clock whose wall shows the time of the test."""
+    """A clock whose wall-clock time is that of the test."""
 
     def __init__(self, wall_ms: Callable[[], int]) -> None:
         self._wall_ms = wall_ms
@@ -59,7 +59,7 @@ class SetClock(Clock):
 
 
 class Performer:
-    """A handler that does what a behaviour says: `driver/behaviour.mjs` has the list of steps."""
+    """A handler that executes a behaviour. `driver/behaviour.mjs` lists the steps."""
 
     def __init__(self, place: JobEnvironment, behaviour: Behaviour) -> None:
         self._place = place
@@ -83,12 +83,12 @@ class Performer:
         return self._values.pop(job.id)
 
     def release(self, job_id: str, value: Any) -> None:
-        """Let a job go on that is, or soon will be, in the step `wait`."""
+        """Release a job from the step `wait`, now or when it gets there."""
         self._values[job_id] = value
         self._released[job_id].set()
 
     async def wait_for_children(self, job: RunningJob, _: Any) -> None:
-        # A handler of ours has no word for this: it moves the job itself, which ends its lock.
+        # taskbull has no exception for this, so the handler moves the job, which releases its lock.
         keys, store = self._place.keys, SyncStore(address.parse(self._place.runner.url))
         lock = f"{keys.job(job.id)}:lock"
         token = store.run(Command(("GET", lock), lock, text))
@@ -97,7 +97,7 @@ class Performer:
 
 
 async def _throw(_: Performer, __: RunningJob, error: Options) -> None:
-    # Node stores a message without its type; of ours only taskbull's own errors are so stored.
+    # Node stores a message without its type. taskbull does that only for its own errors.
     by_name = error.get("name") == "UnrecoverableError"
     raise (PermanentError if by_name else TransientError)(error["message"])
 
@@ -133,7 +133,7 @@ _STEPS: Final[Mapping[str, Callable[[Performer, RunningJob, Any], Awaitable[Any]
 
 
 class OurRunning:
-    """A worker of ours that runs."""
+    """A running taskbull worker."""
 
     def __init__(self, runner: Runner, performer: Performer) -> None:
         self._runner = runner
@@ -141,7 +141,7 @@ class OurRunning:
         self._told: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
 
     def notice(self, event: events.Event) -> None:
-        """Take in an event of the worker, as BullMQ's would have told it."""
+        """Record a worker event in the form that BullMQ emits."""
         if isinstance(event, events.JobEvent) and type(event) in _TOLD:
             name, fields = _TOLD[type(event)]
             self._told.put((name, {"jobId": event.job.id, **fields(event)}))
@@ -171,7 +171,7 @@ _TOLD: Final[Mapping[type[events.JobEvent], tuple[str, Callable[[Any], dict[str,
 
 @contextmanager
 def working(place: JobEnvironment, behaviour: Behaviour, options: Options) -> Iterator[OurRunning]:
-    """Run a worker while the block lasts."""
+    """Run a worker for the duration of the block."""
     runner, keys = place.runner, place.keys
     performer = Performer(place, behaviour)
     run = OurRunning(runner, performer)
@@ -189,7 +189,7 @@ def working(place: JobEnvironment, behaviour: Behaviour, options: Options) -> It
 
 
 def process(place: JobEnvironment, job: Job, token: str, behaviour: Behaviour) -> str:
-    """Do with one taken job all that a running worker does, and take no other."""
+    """Process one fetched job as a running worker does, without fetching another."""
     return place.runner.portal.call(_process, place, job, token, behaviour)
 
 
@@ -214,13 +214,13 @@ async def _process(place: JobEnvironment, job: Job, token: str, behaviour: Behav
         cycle = Cycle(context, 1, FetchOptions(lock_life_ms=30_000), fresh_for=5.0)
         route = Route(Performer(place, behaviour))
         runner = JobRunner(context, cycle, lambda _: route, lock_life=30.0, cancel_lost=False)
-        cycle.stop_taking()  # this one job, and no other
+        cycle.stop_taking()  # Only this job.
         run = Run(job, token, monotonic())
         context.runs.add(run)
         context.ready.put([run])
         async with create_task_group() as tasks:
             tasks.start_soon(cycle.run)
-            await runner.occupy()
+            await runner.run_slot()
             await cycle.until(Cycle.flushed)
             tasks.cancel_scope.cancel()
     threads.close()
@@ -241,5 +241,5 @@ def _options(options: Options) -> WorkerOptions:
         worker_id=options.get("name"),
         drain_delay=options.get("drainDelay", 5),
         metrics_data_points=(options.get("metrics") or {}).get("maxDataPoints", 0),
-        records=False,  # they are not BullMQ's
+        records=False,  # BullMQ has no such events.
     )

@@ -1,4 +1,4 @@
-"""Case 65: pausing in a mixed fleet.
+"""Case 65: pausing while BullMQ 5, BullMQ 6 and taskbull share a queue.
 
 BullMQ 5 parks jobs by renaming a list, 6 leaves them where they are; when both are at work on one
 queue, a rename can overwrite jobs. A third implementation stands in for either: with it, a

@@ -1,4 +1,4 @@
-"""The ways in which our calls are run: by the sync store, or by the async one on either loop."""
+"""Ways to run taskbull's calls: with the sync store, or with the async one on either loop."""
 
 from __future__ import annotations
 

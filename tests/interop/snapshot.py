@@ -1,4 +1,4 @@
-"""Every key under a prefix, in a form in which the same behaviour gives the same value.
+"""Every key under a prefix, normalised so that equal behaviour gives equal values.
 
 What is normalised: the prefix itself, wherever it stands; JSON (parsed); hashes and sets (no
 order); scores (taken apart into what they mean); stack traces (only their number counts); random
@@ -89,12 +89,12 @@ class _Normaliser:
         self._times = times
 
     def text(self, raw: bytes | str) -> str:
-        """Give the text with the prefix, and perhaps the instants, replaced."""
+        """Return the text with the prefix, and optionally the instants, replaced."""
         plain = _text(raw).replace(self._prefix, PLACEHOLDER)
         return _MS.sub("<ms>", plain) if self._times == "ignored" else plain
 
     def json(self, value: Json) -> Json:
-        """Do the same inside a JSON value; a huge integer is taken for an instant, too."""
+        """Do the same inside a JSON value. A huge integer also counts as an instant."""
         match value:
             case str():
                 return self.text(value)
@@ -131,7 +131,7 @@ class _Normaliser:
             if name == "stacktrace" and isinstance(value, list):
                 return [STACK] * len(value)
             return value
-        if self._times == "ignored" and name == "offset":  # of a scheduler: instant mod every
+        if self._times == "ignored" and name == "offset":  # For schedulers: instant mod every.
             return "<ms>"
         return self.text(raw)
 

@@ -1,4 +1,4 @@
-"""Where a case is played: the actors, one prefix of a server, one clock, and what was seen."""
+"""The environment of a case: actors, a key prefix, a clock, and the recorded results."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from tests.interop.snapshot import Snapshot, normalise, take
 from tests.interop.waiting import is_idle, wait_until
 
 T0: Final = 1_800_000_000_123
-"""When every case begins: 2027-01-15 08:00:00.123 UTC, aligned to nothing."""
+"""Start time of every case: 2027-01-15 08:00:00.123 UTC, deliberately not a round number."""
 
 
 class Case(Struct, frozen=True, kw_only=True):
-    """One line of the list of differential tests, or a part of it."""
+    """A row of the list of differential tests, or a part of one."""
 
     number: int
     name: str
     play: Callable[[Stage], None]
     versions_differ: str | None = None
-    """Why BullMQ 5 and 6 leave different states here, if they do."""
+    """Reason why BullMQ 5 and 6 leave different states, if they do."""
     mixing_differs: str | None = None
-    """Why 5 and 6 on one queue do what neither does alone, if that is so."""
+    """Reason why 5 and 6 together behave differently than each of them alone, if they do."""
     bug: str | None = None
-    """What BullMQ does wrong here, in all versions or one: not to be copied."""
+    """BullMQ bug, in one version or all, that taskbull must not copy."""
 
     def __str__(self) -> str:
         return f"{self.number:02}-{self.name}"
 
 
 class Played(Struct, frozen=True):
-    """What a case left behind: the keys, and the results of its operations."""
+    """Final state of a case: its keys, and the results of its operations."""
 
     keys: Snapshot
     seen: list[Any]
@@ -57,7 +57,7 @@ class Stage:
         self.tick(0)
 
     def tick(self, ms: int = 1) -> int:
-        """Let `ms` pass for all actors; give the new time."""
+        """Advance the time of all actors by `ms`, and return the new time."""
         self.now += ms
         self.a.set_clock(self.now)
         if self.b is not self.a:
@@ -68,27 +68,27 @@ class Stage:
         return f"{self.a.prefix}:{queue}:{suffix}"
 
     def drop(self, suffix: str, queue: str = "q") -> None:
-        """Delete a key behind everybody's back."""
+        """Delete a key without the actors' knowledge."""
         self.redis.delete(self.key(suffix, queue))
 
     def expire_lock(self, job_id: str) -> None:
-        """Do what the server does when a worker has died and its lock runs out."""
+        """Delete a lock, as the server does when a dead worker's lock expires."""
         self.drop(f"{job_id}:lock")
 
     def sweep_allowed(self) -> None:
-        """Let the interval between two sweeps be over."""
+        """End the interval between two sweeps."""
         self.drop("stalled-check")
 
     def no_sweep(self, queue: str = "q") -> None:
-        """Let no worker look for stalled jobs, as if another had just done so."""
+        """Prevent sweeps, as if another worker had just swept."""
         self.redis.set(self.key("stalled-check", queue), "1", px=3_600_000)
 
     def wake(self, queue: str = "q") -> None:
-        """Do what time does when a delayed job becomes due: wake a worker that runs."""
+        """Wake a running worker, as happens when a delayed job becomes due."""
         self.redis.zadd(self.key("marker", queue), {"0": 0})
 
     def until(self, what: str, condition: Callable[[], object]) -> None:
-        """Wait for what no event tells."""
+        """Wait for a condition that no event reports."""
         wait_until(what, condition)
 
     def until_idle(
@@ -101,11 +101,11 @@ class Stage:
         )
 
     def note(self, what: str, value: Any) -> None:
-        """Add a result to what is compared."""
+        """Add a result to the comparison."""
         self.seen.append([what, value])
 
     def attempt(self, what: str, action: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Do something that may be refused, and note its result or the code of the refusal."""
+        """Run an operation that may be refused, and record its result or its error code."""
         try:
             self.note(what, action(*args, **kwargs))
         except Refused as refusal:
@@ -113,14 +113,14 @@ class Stage:
 
 
 def play(case: Case, redis: Redis, a: Actor, b: Actor | None = None) -> Played:
-    """Play a case on the prefix of its actors, and take a snapshot of what it leaves."""
+    """Run a case on the actors' prefix, and take a snapshot of the final state."""
     stage = Stage(redis, a, b)
     case.play(stage)
     return Played(take(redis, a.prefix), normalise(stage.seen, a.prefix))
 
 
 def compare(left: Played, right: Played, *, exempt: tuple[Exempt, ...] = ()) -> list[Difference]:
-    """Give all differences between two performances of a case."""
+    """Return all differences between two runs of a case."""
     seen = compare_values("what was seen", left.seen, right.seen)
     return seen + differences(left.keys, right.keys, exempt=exempt)
 

@@ -1,4 +1,4 @@
-"""Jobs that taskbull cancels, or that expire, where Node's workers are at the same queue."""
+"""Cancelled and expired jobs in a queue that Node workers share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RUN: Behaviour = {"*": [[["return", 1]]]}
 
 
 class Both(Struct, frozen=True):
-    """One queue, as Node and as we see it."""
+    """A queue as seen by Node and by taskbull."""
 
     node: NodeActor
     queue: SyncQueue
@@ -44,7 +44,7 @@ class Both(Struct, frozen=True):
     url: str
 
     def failed(self, job_id: str) -> str:
-        """Wait until a job has failed; give its reason."""
+        """Wait until a job has failed, and return its reason."""
         wait_until("it has failed", lambda: self.queue.get_state(job_id) is JobState.FAILED)
         job = self.queue.get_job(job_id)
         assert job is not None
@@ -73,7 +73,7 @@ def test_a_job_in_nodes_hands_goes_on_and_its_value_counts(both: Both) -> None:
     found = both.queue.get_job(job)
     assert found is not None
     assert found.returnvalue == {"v": 1}
-    both.queue.retry(job, "completed")  # what Node left of the cancelling is forgotten
+    both.queue.retry(job, "completed")  # What Node left of the cancellation is removed.
     with both.node.running(RUN) as worker:
         worker.wait_for("completed", jobId=job)
 
@@ -201,7 +201,7 @@ PLANS: Behaviour = {
     "bad": [[FIRST, BROKE]],
     "snoozes": [[FIRST, ["delay", 5]], [FIRST]],
 }
-"""What jobs do in a worker of Node; of ours, `_handle` does the same."""
+"""Behavior of jobs in a Node worker. `_handle` does the same in a taskbull worker."""
 
 
 async def _handle(job: RunningJob) -> int:
@@ -217,7 +217,7 @@ async def _handle(job: RunningJob) -> int:
 
 
 class Told(Struct, frozen=True):
-    """What the caller was told when a job was cancelled, and where the stream ended by then."""
+    """The reply to a cancel request, and the end of the stream at that time."""
 
     answer: Cancelled
     place: bytes
@@ -295,7 +295,7 @@ def _check(bed: WorkerBed, told: dict[str, Told]) -> None:
             assert is_cancelled, facts
         if one.answer is Cancelled.TOO_LATE:
             assert not is_cancelled, facts
-        assert runs[job_id] <= begun, facts  # it has not begun again
+        assert runs[job_id] <= begun, facts  # It has not started again.
         way = "cancelled" if is_cancelled else "failed" if is_failed else "completed"
         ways[f"{one.answer}: {way}"] += 1
     print(f"seed {SEED}: {dict(sorted(ways.items()))}")

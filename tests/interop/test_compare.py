@@ -1,4 +1,4 @@
-"""The comparison finds every difference, and nothing where there is none."""
+"""The comparison finds every difference, and reports nothing for equal snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cron lines, read by us and by BullMQ: the next run is at the same instant."""
+"""taskbull and BullMQ compute the same next run for a cron line."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ BY_THE_NEWER: Final = (
     "0 0 * FEB 1#5",
     "0 0 * * L",
 )
-"""Lines that version 5 refuses, or reads in another way: we do as 6."""
+"""Lines that version 5 refuses or reads differently. taskbull follows version 6."""
 
 BY_THE_OLDER: Final = ("10,20,10 * * * *", "*/5,*/7 * * * *", "*,5 * * * *")
-"""Lines that version 6 refuses, as they name a value twice; a scheduler of 5 may have them."""
+"""Lines with duplicate values, which version 6 refuses. A scheduler of 5 may have them."""
 
 INSTANTS: Final = (T0 - 123, *((T0, 1_835_395_199_999, 1_830_297_540_000) if FULL else ()))
 
@@ -159,9 +159,9 @@ _numbers = itertools.count()
 
 
 def theirs(actor: NodeActor, pattern: str, now_ms: int, zone: str) -> int | None:
-    """Give when BullMQ has the first run; None if it refuses the line, or finds none."""
+    """Return BullMQ's first run, or None if it refuses the line or finds none."""
     actor.set_clock(now_ms)
-    fresh = f"s{next(_numbers)}"  # version 5 keeps the time of a scheduler that is there
+    fresh = f"s{next(_numbers)}"  # Version 5 keeps the time of an existing scheduler.
     try:
         job = actor.upsert_scheduler(fresh, {"pattern": pattern, "tz": zone})
     except Refused:
@@ -177,7 +177,7 @@ def ours(pattern: str, now_ms: int, zone: str) -> int | None:
 
 
 def differences(actor: NodeActor, pattern: str, zone: str, instants: list[int]) -> list[str]:
-    """Say where we read a line differently: at some instants, and at what follows them."""
+    """Return the differences in the next runs at some instants and at those that follow."""
     found: list[str] = []
     for instant in instants:
         now_ms: int | None = instant
@@ -226,7 +226,7 @@ ZONES: Final = {
 
 
 def field(least: int, most: int) -> SearchStrategy[str]:
-    """Give one field of a pattern: any value, some, a range, a step."""
+    """Return a field of a pattern: any value, a list, a range or a step."""
     number = st.integers(least, most)
     span = st.tuples(number, number).map(sorted)
     several = st.sets(number, min_size=1, max_size=4).map(sorted)
@@ -258,10 +258,10 @@ PATTERNS: Final = st.builds(
 )
 PLACES: Final = st.sampled_from([(zone, change) for zone, days in ZONES.items() for change in days])
 AWAY: Final = st.integers(-2 * 86_400_000, 86_400_000) | st.integers(-1_000, -1)
-"""How far from the change we look, in ms."""
+"""Maximum distance from the clock change, in ms."""
 
 EXAMPLES: Final = 5 * int(os.environ.get("TASKBULL_SEQUENCES", "15" if FULL else "2"))
-"""How many patterns for each version: 1,000 in `nox -s interop`."""
+"""Number of patterns for each version: 1,000 in `nox -s interop`."""
 
 
 GENERATED: Final = settings(
@@ -295,13 +295,13 @@ def ms(instant: str) -> int:
 def runs(
     node: Node, version: Version, pattern: str, zone: str, after: int, count: int
 ) -> list[int]:
-    """Give the next runs by the cron-parser of a version."""
+    """Return the next runs according to a version's cron-parser."""
     found: list[int] = node.call("cronRuns", pattern, zone, after, count, version=version)
     return found
 
 
 def ours_after(pattern: str, zone: str, after: int, count: int) -> list[int]:
-    """Give the next runs by our own reading."""
+    """Return the next runs according to taskbull."""
     found: list[int] = []
     line = parse_cron(pattern, zone)
     while len(found) < count and (following := line.next_after(after)) is not None:
@@ -310,9 +310,9 @@ def ours_after(pattern: str, zone: str, after: int, count: int) -> list[int]:
 
 
 def names_all_days(pattern: str) -> bool:
-    """Tell whether a line restricts days and weekdays, and one of them to all that there are.
+    """Return True if a line restricts days and weekdays, and one of the two allows all values.
 
-    BullMQ 5 takes `*/1` and `0-6` for `*` then, and does not run on the others alone.
+    BullMQ 5 then reads `*/1` and `0-6` as `*`, so it ignores the other field alone.
     """
     days, _, weekdays = pattern.split()[-3:]
     return "*" not in (days, weekdays) and (days == "*/1" or weekdays in {"*/1", "0-6", "0-6/1"})

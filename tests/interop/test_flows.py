@@ -1,4 +1,4 @@
-"""Flows made by tasks are in Redis what BullMQ writes, and each side runs the other's."""
+"""Flows of tasks match BullMQ's in Redis, and each side runs the other's."""
 
 from __future__ import annotations
 

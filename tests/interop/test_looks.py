@@ -1,4 +1,4 @@
-"""What is seen of queues that only Node has written: BullMQ 5 and 6, without a worker of ours."""
+"""Reading queues that only Node has written, with BullMQ 5 and 6, without a taskbull worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Node process itself: calls, refusals, events, the clock, and how it ends."""
+"""The Node process itself: calls, errors, events, the clock, and its exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that taskbull retries with all their attempts anew, where Node is at the same queue."""
+"""Jobs that taskbull retries with reset attempts, while Node uses the same queue."""
 
 from __future__ import annotations
 

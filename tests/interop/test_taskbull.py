@@ -1,4 +1,4 @@
-"""Every case, by taskbull in company of BullMQ, against BullMQ alone: the same is left behind."""
+"""Every case run by taskbull together with BullMQ leaves the same state as BullMQ alone."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ AS_BULLMQ_6 = {
     "all_children_were_completed_before_the_flow",
     "some_children_were_completed_before_the_flow",
 }
-"""Where the versions differ we do as 6 does, whichever is in company."""
+"""If the versions differ, taskbull does as 6 does, whichever version it runs with."""
 
 AS_BULLMQ_5 = {"an_upsert_while_paused"}
-"""Where 6 has a defect that 5 does not have."""
+"""Cases in which 6 has a bug that 5 lacks."""
 
 ON_PURPOSE = {
     "delay_zero_absent_and_negative": "a negative delay is refused",
@@ -65,7 +65,7 @@ ON_PURPOSE = {
     "a_run_at_once_beside_one_of_the_same_moment": "a run that is active is not overwritten",
     "an_offset_and_a_start": "the first run has the offset, too",
 }
-"""Where we do better, or differently, than either version."""
+"""Cases in which taskbull deliberately differs from both versions."""
 
 EXEMPT = (*ANY_VERSION, OUR_MEMORY)
 
@@ -95,7 +95,7 @@ def runner(request: pytest.FixtureRequest, interop_url: str) -> Iterator[Runner]
 
 @pytest.fixture
 def new_taskbull(node: Node, redis: Redis, runner: Runner, prefix: str) -> Iterator[MakeTaskbull]:
-    """Make taskbull actors, each at the queue `q` of a prefix of its own."""
+    """Create taskbull actors, each with the queue `q` of its own prefix."""
     used: list[TaskbullActor] = []
     fresh = (f"{prefix}-{n:03}" for n in itertools.count())
 
@@ -185,5 +185,5 @@ def test_a_pause_with_taskbull_in_place_of_either_loses_no_more(
     fleet: dict[Role, Actor] = {role: ours, other: node}
     lost = perform(sequence, redis, fleet)
     if role == "5" and sequence.steps[-1] == ("5", "resume"):
-        assert not lost  # our resume never overwrites
+        assert not lost  # Our resume never overwrites.
     assert len(lost) <= sequence.loses

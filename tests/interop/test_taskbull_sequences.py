@@ -1,4 +1,4 @@
-"""Random sequences, by taskbull and by BullMQ in turns: nobody can tell who did what."""
+"""Random sequences of operations by taskbull and BullMQ in turns leave the same state."""
 
 from __future__ import annotations
 

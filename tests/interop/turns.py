@@ -1,4 +1,4 @@
-"""Several implementations that work on one queue by turns, as if they were one."""
+"""Several implementations that take turns on one queue, as if they were one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.interop.actor import Actor
 
 
 class _Circle:
-    """Whose turn it is, and who took which job: shared by all that is made of one group."""
+    """The current turn, and the owner of each job, shared by all objects of a group."""
 
     def __init__(self) -> None:
         self._calls = -1
@@ -27,9 +27,9 @@ class _Circle:
 
 
 class _Turns:
-    """Has every method of what it is made of; each call goes to the next one in the circle.
+    """Has every method of its members, and passes each call to the next member in turn.
 
-    Only `process` goes to whoever took the job, as in life.
+    Only `process` goes to the member that fetched the job, as in reality.
     """
 
     def __init__(self, members: Sequence[Any], circle: _Circle) -> None:
@@ -68,6 +68,6 @@ class _Turns:
 
 
 def by_turns(*actors: Actor) -> Actor:
-    """Make one actor of several at the same queue."""
+    """Combine several actors at the same queue into one."""
     assert len({(actor.prefix, actor.queue) for actor in actors}) == 1, "not the same queue"
     return cast("Actor", _Turns(actors, _Circle()))

@@ -1,4 +1,4 @@
-"""Waiting for what no event tells: where a running worker stands, and what is in the server."""
+"""Waiting for states without an event: of a running worker, and of the server."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from redis import Redis
 
-PATIENCE: Final = 60.0  # other programs may hold it up
+PATIENCE: Final = 60.0  # Other programs may delay it.
 _PAUSE: Final = 0.002
 
 
 def wait_until(what: str, condition: Callable[[], object]) -> None:
-    """Ask again and again until it is so."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
@@ -23,12 +23,12 @@ def wait_until(what: str, condition: Callable[[], object]) -> None:
 
 
 def client_name(prefix: str, queue: str, worker: str) -> str:
-    """Give the name that a worker's blocking connection has."""
+    """Return the name of a worker's blocking connection."""
     return f"{prefix}:{base64.b64encode(queue.encode()).decode()}:w:{worker}"
 
 
 def is_blocked(redis: Redis, name: str) -> bool:
-    """Tell whether the worker whose client name begins with `name` sleeps at the marker."""
+    """Return True if the worker whose client name begins with `name` is blocked on the marker."""
     return any(
         client["name"].startswith(name)
         and client["cmd"].lower() == "bzpopmin"
@@ -40,11 +40,12 @@ def is_blocked(redis: Redis, name: str) -> bool:
 def is_idle(
     redis: Redis, prefix: str, queue: str, worker: str, others: frozenset[Any] = frozenset()
 ) -> bool:
-    """Tell whether a running worker sleeps at the marker with nothing left to do.
+    """Return True if a running worker is blocked on the marker with nothing left to do.
 
-    `others` are jobs that run, but are not this worker's.
+    `others` are running jobs of other workers.
     """
-    pipe = redis.pipeline()  # in one transaction: between two looks it may have woken and slept
+    # One transaction, because the worker may wake and sleep again between two reads.
+    pipe = redis.pipeline()
     pipe.client_list()
     pipe.exists(f"{prefix}:{queue}:marker")
     pipe.lrange(f"{prefix}:{queue}:active", 0, -1)

@@ -1,4 +1,4 @@
-"""A nemesis for the whole of taskbull: real processes, real faults, and a ledger that knows better.
+"""Fault injection for all of taskbull: real processes, real faults, and an independent ledger.
 
 `nox -s nemesis` runs it; README.md tells what it does and how to read a violation.
 """

@@ -1,4 +1,4 @@
-"""The processes of a run: started, killed, frozen, ended, and started again."""
+"""The processes of a run: they are started, killed, frozen, stopped and restarted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ START_LIMIT: Final = 120.0
 END_LIMIT: Final = 60.0
 
 Command = Callable[[str], list[str]]
-"""Gives the command line of a process, by what it is called in the ledger."""
+"""Returns the command line of a process, for its name in the ledger."""
 
 
 class Actor:
-    """One part in the play. Each process that plays it has a name of its own, `who`."""
+    """A role in the run. Each process in that role has its own name, `who`."""
 
     def __init__(self, name: str, folder: Path, command: Command) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class Actor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the next process; the last one has ended."""
+        """Start the next process. The previous one has exited."""
         self.close()
         self._started += 1
         self.who = f"{self.name}.{self._started}"
@@ -46,7 +46,7 @@ class Actor:
             )
 
     def await_running(self) -> None:
-        """Return when the process says that it runs."""
+        """Wait until the process reports that it is running."""
         output = self._living.stdout
         assert output is not None
         said: list[bytes] = []
@@ -56,7 +56,7 @@ class Actor:
         assert said == [b"running\n"], f"{self.who} did not start: see {self._folder}"
 
     def kill(self) -> None:
-        """End the process as a crash does."""
+        """Kill the process, as a crash would."""
         self._living.kill()
         self._living.wait()
 
@@ -67,18 +67,18 @@ class Actor:
         self._living.send_signal(signal.SIGCONT)
 
     def terminate(self) -> int:
-        """Ask the process to end in good order; give its exit code, -9 if it had to be killed."""
+        """Stop the process gracefully. Return its exit code, or -9 if it had to be killed."""
         self._living.send_signal(signal.SIGTERM)
         return self._await_end()
 
     def finish(self) -> int:
-        """Close its input, which ends a producer when it has its answers; give the exit code."""
+        """Close stdin, so that a producer exits when it has its replies. Return the exit code."""
         assert self._living.stdin is not None
         self._living.stdin.close()
         return self._await_end()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Kill the process and close its files."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -100,10 +100,10 @@ class Actor:
 
 
 def python(module: str, *before: str, after: tuple[str, ...] = ()) -> Command:
-    """Give the command of a process of ours; its name stands after url and folder."""
+    """Return the command of a taskbull process. Its name follows the URL and folder."""
     return lambda who: [sys.executable, "-m", f"tests.nemesis.{module}", *before, who, *after]
 
 
 def node(role: str, *before: str, after: tuple[str, ...]) -> Command:
-    """Give the command of a process of BullMQ's own."""
+    """Return the command of a BullMQ process."""
     return lambda who: ["node", str(NODE), role, *before, who, *after]

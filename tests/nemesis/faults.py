@@ -1,7 +1,7 @@
-"""Everything that is done to processes, network and servers.
+"""Faults of processes, network and servers.
 
-A fault is a function that breaks something, waits as long as it is to be broken, mends it, and
-gives the name of what it hit. Three lanes run at once, in each one fault after the other.
+A fault is a function that breaks something, waits, repairs it, and returns the name of its target.
+Three lanes run concurrently. Each injects one fault after another.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Lane: TypeAlias = Literal["process", "network", "server"]
 
 
 class Scene(Struct, frozen=True):
-    """What faults act upon."""
+    """Targets of faults."""
 
     place: Place
     app: App
     workers: Sequence[Actor]
     producers: Sequence[Actor]
     over: threading.Event
-    """Set when the time for faults is over."""
+    """Set when the fault phase ends."""
 
     def wait(self, seconds: float) -> None:
-        """Let a fault last so long, or until the time is over."""
+        """Keep a fault active for this long, or until the fault phase ends."""
         self.over.wait(seconds)
 
     @property
@@ -50,7 +50,7 @@ Act: TypeAlias = Callable[[Scene, Random], str]
 
 
 class Fault(Struct, frozen=True):
-    """A fault that can be planned."""
+    """A fault that the plan can contain."""
 
     name: str
     lane: Lane
@@ -58,7 +58,7 @@ class Fault(Struct, frozen=True):
     where: Literal["anywhere", "single", "replicated", "cluster"] = "anywhere"
 
     def possible(self, kind: str) -> bool:
-        """Tell whether it can happen in a place of that kind."""
+        """Return True if the fault is possible in this kind of environment."""
         replicated = self.where == "replicated" and kind != "single"
         return self.where in {"anywhere", kind} or replicated
 
@@ -80,7 +80,7 @@ def kill_producer(scene: Scene, random: Random) -> str:
 
 
 def freeze(scene: Scene, random: Random) -> str:
-    """SIGSTOP for longer than a lock lives: others take its jobs, and then it wakes."""
+    """SIGSTOP for longer than a lock lives: other workers take over its jobs before it resumes."""
     worker = random.choice(scene.workers)
     worker.freeze()
     scene.over.wait(LOCK * random.uniform(1.2, 1.8))
@@ -115,7 +115,7 @@ def cut_in_request(scene: Scene, random: Random) -> str:
 
 
 def deliver_late(scene: Scene, random: Random) -> str:
-    """Hold requests until their senders have given up and gone on; then let them arrive."""
+    """Delay requests until their senders have timed out and continued, then deliver them."""
     seconds = random.uniform(0.5, 2 * LOCK)
     scene.proxy.hold_requests()
     scene.wait(seconds)
@@ -147,7 +147,7 @@ def black_hole(scene: Scene, random: Random) -> str:
 
 
 def half_open(scene: Scene, random: Random) -> str:
-    """Let every link be dead without a word, while new ones work at once."""
+    """Silently kill every link, while new links work immediately."""
     scene.proxy.forget()
     return "all connections"
 
@@ -192,7 +192,7 @@ def kill_client(scene: Scene, random: Random) -> str:
 def pause_clients(scene: Scene, random: Random) -> str:
     seconds = random.uniform(0.2, 1.5)
     with _admin(scene, random) as admin:
-        # Where somebody watches the server, it goes on answering: else it is taken for dead.
+        # A monitored server must keep answering, or it is considered dead.
         which = "ALL" if isinstance(scene.place, Single) else "WRITE"
         admin.execute_command("CLIENT", "PAUSE", int(seconds * 1000), which)
     scene.wait(seconds)
@@ -214,7 +214,7 @@ def flush_scripts(scene: Scene, random: Random) -> str:
 
 
 def rewrite_log(scene: Scene, random: Random) -> str:
-    with _admin(scene, random) as admin, suppress(redis.ResponseError):  # one is under way
+    with _admin(scene, random) as admin, suppress(redis.ResponseError):  # One is in progress.
         admin.bgrewriteaof()
     return "append-only file"
 
@@ -229,7 +229,7 @@ def fill_memory(scene: Scene, random: Random) -> str:
 
 
 def pause_queue(scene: Scene, random: Random) -> str:
-    """Pause a queue as an operator does, by our own script."""
+    """Pause a queue as an operator would, with our own script."""
     name = random.choice(QUEUES)
     queue = scene.app.sync_queue(name)
     keep_trying(queue.pause)
@@ -259,7 +259,7 @@ def kill_master(scene: Scene, random: Random) -> str:
 
 
 def migrate(scene: Scene, random: Random) -> str:
-    """Leave a queue half on one master and half on another for a while."""
+    """Leave a queue split between two masters for a while."""
     assert isinstance(scene.place, Clustered)
     queue, seconds = random.choice(QUEUES), random.uniform(0.2, 2.0)
     scene.place.migrate(keys_of(scene.place, queue).meta, lambda: scene.wait(seconds))
@@ -301,7 +301,7 @@ FAULTS: Final = {
 
 
 def keep_trying(action: Callable[[], None]) -> None:
-    """Do what does no harm when it is done twice, until it is done."""
+    """Repeat an idempotent action until it succeeds."""
     limit = time.monotonic() + 60.0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The kinds of jobs: what is asked for when one is added, and what must have become of it."""
+"""The kinds of jobs: how each is added, and its expected outcome."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFIX: Final = "nemesis"
 BEAT: Final = 0.5
 """Seconds between the runs of the schedule that workers declare."""
 GROWN: Final = 3
-"""How many children a growing job adds."""
+"""Number of children that a growing job adds."""
 GROUP_LIMIT: Final = 2
 """Maximum number of running jobs of a group."""
 STEPS: Final = 3
@@ -29,8 +29,8 @@ MAIN: Final = "common"
 LIMITED: Final = "limited"
 CONTINUED: Final = "continued"
 """Queue of jobs with steps, waits and streams. Node's workers do not serve it."""
-# In a cluster of three masters the first two are not neighbours, and the first is where a replica
-# is.
+# In a cluster of three masters, the first two are on different masters, and the first one has a
+# replica.
 QUEUES: Final = (MAIN, LIMITED, CONTINUED)
 
 _SOON: Final = Backoff.fixed(0.05)
@@ -45,26 +45,26 @@ class Kind(Struct, frozen=True, kw_only=True):
     name: str
     state: Literal["completed", "failed"] = "completed"
     attempts: int = 1
-    """How many attempts it asks for: those that are spent when it has ended."""
+    """Number of attempts used when it has finished."""
     runs: int = 1
-    """How often it runs if nothing goes wrong."""
+    """Number of runs without faults."""
     weight: int = 2
     queue: str = MAIN
     declared: dict[str, Any] = field(default_factory=dict)
-    """The options of its task."""
+    """Options of its task."""
     draw: Draw = lambda _: {}
     kept: bool = True
     many: bool = False
-    """Whether one intent brings many jobs."""
+    """True if one intent creates many jobs."""
     flow: bool = False
     names_run: bool = True
-    """Whether its end names the run that gave it."""
+    """True if its outcome names the run that produced it."""
     size: int = 0
-    """Bytes of its payload."""
+    """Size of its payload in bytes."""
 
 
 def probe_queue(worker: str) -> str:
-    """Name the queue that only one worker serves."""
+    """Return the queue that only one worker serves."""
     return f"probe-{worker}"
 
 

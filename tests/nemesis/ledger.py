@@ -1,7 +1,7 @@
-"""What every process intended, was answered, ran and was told: kept outside of Redis.
+"""Records of every process's intents, replies, runs and events, stored outside of Redis.
 
-Each process appends to a file of its own, one JSON line per record, each in one write: a SIGKILL
-loses nothing that was noted before it. Times are the wall's, as those of Redis' streams are.
+Each process appends JSON lines to its own file, one write per record, so a SIGKILL loses no earlier
+record. Times are wall-clock times, like those in Redis streams.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 from msgspec import Struct, field
 
 JobKey: TypeAlias = tuple[str, str]
-"""A queue's name and the id of a job in it."""
+"""A queue name and a job id."""
 
 Said: TypeAlias = Literal["added", "stands", "refused", "maybe"]
-"""Of a job that was to be added: it was; another stands for it; it was not; nobody knows."""
+"""Result of adding a job: added, deduplicated, not added, or unknown."""
 
 
 class Record(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -38,11 +38,11 @@ class Intent(Record, frozen=True, kw_only=True):
     queue: str
     delay: float = 0.0
     parent: str = ""
-    """The intent of the job that waits for it."""
+    """The intent of its parent job."""
 
 
 class Answer(Record, frozen=True, kw_only=True):
-    """What became of an intent, as the producer was told."""
+    """The result of an intent, as reported to the producer."""
 
     intent: str
     said: Said
@@ -51,7 +51,7 @@ class Answer(Record, frozen=True, kw_only=True):
 
 
 class Run(Record, frozen=True, kw_only=True):
-    """A worker begins to run a job; `number` counts how often it was taken."""
+    """A worker starts a job. `number` counts how often it was fetched."""
 
     queue: str
     job: str
@@ -61,7 +61,7 @@ class Run(Record, frozen=True, kw_only=True):
 
 
 class Told(Record, frozen=True, kw_only=True):
-    """A worker's listeners heard of a job."""
+    """A worker emitted an event about a job."""
 
     event: str
     queue: str
@@ -71,7 +71,7 @@ class Told(Record, frozen=True, kw_only=True):
 
 
 class Heard(Record, frozen=True, kw_only=True):
-    """A follower of the event stream was given an event."""
+    """A follower of the event stream received an event."""
 
     queue: str
     id: str
@@ -89,7 +89,7 @@ class Called(Record, frozen=True, kw_only=True):
 
 
 class StepNote(Record, frozen=True, kw_only=True):
-    """A step is executed, or has returned its stored value to the task."""
+    """A step was executed, or returned its stored value to the task."""
 
     intent: str
     number: int
@@ -100,7 +100,7 @@ class StepNote(Record, frozen=True, kw_only=True):
 
 
 class Signalled(Record, frozen=True, kw_only=True):
-    """A signal to a waiting job. It is noted as "maybe" before it is sent."""
+    """A signal to a waiting job, recorded as "maybe" before it is sent."""
 
     intent: str
     value: int
@@ -115,21 +115,21 @@ class Streamed(Record, frozen=True, kw_only=True):
 
 
 END_OF_SCHEDULE = "the end of the schedule"
-"""What a `Called` names when the run first removes the schedule of our workers."""
+"""Name in a `Called` when the run first removes the schedule of our workers."""
 
 
 class Vitals(Record, frozen=True, kw_only=True):
-    """How a worker process is."""
+    """State of a worker process."""
 
     threads: int
     sockets: int
     memory: int
     late: float
-    """Seconds from the adding of the job that asked to its start."""
+    """Seconds from adding the probe job to its start."""
 
 
 class Fault(Record, frozen=True, kw_only=True):
-    """Something was broken on purpose since `began`, and is whole again; or the machine stood."""
+    """A deliberate fault that started at `began` and is repaired, or a stall of the machine."""
 
     name: str
     target: str
@@ -150,7 +150,7 @@ class Ledger:
         self.who = who
 
     def note(self, kind: type[Record], /, **fields: Any) -> None:
-        """Write down a record that happens now; from any thread."""
+        """Write a record with the current time. Thread-safe."""
         record = kind(at=time.time(), who=self.who, **fields)
         os.write(self._file, msgspec.json.encode(record) + b"\n")
 
@@ -159,7 +159,7 @@ class Ledger:
 
 
 class Book(Struct):
-    """All ledgers of a run, in order of time."""
+    """All ledgers of a run, in chronological order."""
 
     intents: dict[str, Intent] = field(default_factory=dict)
     answers: defaultdict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
@@ -179,7 +179,7 @@ class Book(Struct):
 
     @property
     def killed(self) -> set[str]:
-        """The processes that were ended by SIGKILL, and so could not tell what they did last."""
+        """Processes that were ended by SIGKILL and could not record their last actions."""
         return {fault.target for fault in self.faults if fault.name == "kill"}
 
     def add(self, record: AnyRecord) -> None:
@@ -216,5 +216,5 @@ def read(folder: Path) -> Book:
 def _records(file: Path) -> Iterator[AnyRecord]:
     decoder = msgspec.json.Decoder(AnyRecord)
     lines = file.read_bytes().split(b"\n")
-    for line in lines[:-1]:  # the last one is empty, or torn
+    for line in lines[:-1]:  # The last line is empty or incomplete.
         yield decoder.decode(line)

@@ -1,8 +1,8 @@
-"""Where the play takes place: one server behind a network that can be broken, or several servers.
+"""Environments of a run: one server behind a breakable network, or several servers.
 
-Replication is asynchronous, so a master that dies takes with it what its replica has not yet got,
-acknowledged or not. That is known, and not what is looked for here: before a master is made to
-fail, writers are held up until its replica has everything.
+Replication is asynchronous, so a master that dies loses writes that its replica has not received,
+acknowledged or not. That is a known limit and not tested here: before a master is killed, writes
+are paused until its replica has everything.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ DURABLE: Final = {
 EVENTS_KEPT: Final = 10_000_000
 
 _PATIENCE_MS: Final = 4000
-_HOLD_UP_MS: Final = 30_000  # longer than a failover takes
+_HOLD_UP_MS: Final = 30_000  # Longer than a failover takes.
 
 
 class Place(Protocol):
-    """What a run needs to know of its servers."""
+    """Interface of a run's servers."""
 
     url: str
-    """The way that all actors go, and that can be broken."""
+    """The address for all actors, through a network that can be broken."""
     direct_url: str
-    """The way of the operator, who must know how things are."""
+    """The address for the operator, through a reliable network."""
     kind: str
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
 
     def for_node(self) -> dict[str, Any]:
-        """Give the address as ioredis wants it: see node.mjs."""
+        """Return the address in ioredis's form: see node.mjs."""
 
     def masters(self) -> list[ServerProcess]:
-        """Give the servers that take writes now."""
+        """Return the servers that currently accept writes."""
 
     def owner(self, key: str) -> ServerProcess:
-        """Give the server that has a key."""
+        """Return the server that holds a key."""
 
     def heal(self) -> None:
-        """Undo all faults; return when every server serves."""
+        """Undo all faults, and wait until every server is available."""
 
     def surprise(self) -> str:
-        """Tell what happened to the servers that nobody ordered, so that the run proves nothing."""
+        """Return unplanned events of the servers, which make the run inconclusive."""
 
 
 class Single:
-    """One server that forgets nothing, behind a proxy."""
+    """One server with an append-only file, behind a proxy."""
 
     kind = "single"
 
@@ -139,16 +139,16 @@ class Sentinels:
         return self._expected
 
     def fail_over(self) -> None:
-        """Let master and replica change places."""
+        """Swap master and replica."""
         self._set.await_ready()
         old = self._hold_up_writers()
         self._expected = self._set.fail_over()
-        self._set.await_ready()  # the old one is a replica: what was held up is refused
+        self._set.await_ready()  # The old one is now a replica and refuses paused writes.
         with client(old) as admin:
             admin.execute_command("CLIENT", "UNPAUSE")
 
     def kill_master(self) -> None:
-        """Kill -9 the master; return when the other one has taken over, and it is a replica."""
+        """Kill -9 the master. Return when the other has taken over, and this one is a replica."""
         self._set.await_ready()
         self._hold_up_writers()
         self._expected = self._set.kill_master()
@@ -200,12 +200,12 @@ class Clustered:
         return self._cluster.owner(key).server
 
     def fail_over(self) -> None:
-        """Let the first master and its replica change places."""
+        """Swap the first master and its replica."""
         self._cluster.fail_over()
         self._expected = self._cluster.masters[0].server
 
     def kill_master(self) -> None:
-        """Kill -9 the first master; return when its replica has taken over, and it is one."""
+        """Kill -9 the first master. Return when its replica has taken over, and it is a replica."""
         replica = self._cluster.replica
         assert replica is not None
         hold_up_writers(self._cluster.masters[0].server, replica.server)
@@ -241,7 +241,7 @@ PLACES: Final[dict[str, Callable[[Path], Place]]] = {
 
 
 def hold_up_writers(master: ServerProcess, replica: ServerProcess) -> None:
-    """Let the master take no writes; return when its replica has all that it took."""
+    """Pause writes to the master. Return when its replica has all earlier writes."""
     with client(master) as admin, client(replica) as other:
         admin.execute_command("CLIENT", "PAUSE", _HOLD_UP_MS, "WRITE")
         written = int(admin.info("replication")["master_repl_offset"])
@@ -252,26 +252,26 @@ def hold_up_writers(master: ServerProcess, replica: ServerProcess) -> None:
 
 
 def _patient(sentinel: ServerProcess) -> None:
-    """Let a sentinel give a master more time than a busy machine may need."""
+    """Raise the sentinels' timeout above the delays of a busy machine."""
     with client(sentinel) as admin:
         setting = ("down-after-milliseconds", _PATIENCE_MS)
         admin.execute_command("SENTINEL", "SET", NAME, *setting)
 
 
 def client(server: ServerProcess) -> redis.Redis:
-    """Give a client of the server itself, out of reach of the network's faults."""
+    """Return a client that connects directly, without the network's faults."""
     return redis.Redis(
         unix_socket_path=str(server.socket), decode_responses=True, retry=Retry(NoBackoff(), 0)
     )
 
 
 def keys_of(place: Place, queue: str) -> QueueKeys:
-    """Name the keys of a queue."""
+    """Return the keys of a queue."""
     return QueueKeys(queue, PREFIX, place.kind == "cluster")
 
 
 def keep_all_events(place: Place, queue: str) -> None:
-    """Let the stream of a queue forget nothing, so that it can be checked in the end."""
+    """Disable trimming of a queue's stream, so that it can be checked at the end."""
     keys = keys_of(place, queue)
     with client(place.owner(keys.meta)) as admin:
         admin.hset(keys.meta, "opts.maxLenEvents", EVENTS_KEPT)

@@ -1,4 +1,4 @@
-"""Which faults come when: all of it drawn from one seed."""
+"""The schedule of faults, drawn from one seed."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from tests.nemesis.tasks import (
 )
 
 AT_ONCE: Final = 4
-"""Calls under way at once."""
+"""Number of concurrent calls."""
 
 BULK: Final = 20
 RESULT_TIMEOUT: Final = 1.0
@@ -55,15 +55,15 @@ class Order(Struct, frozen=True):
     intents: list[str]
     options: dict[str, Any]
     asks: bool
-    """Whether its result is waited for."""
+    """True to wait for its result."""
     tries: int
-    """How often it is enqueued, if that fails."""
+    """Maximum number of attempts to enqueue it."""
     signal_pause: float
     """Seconds before each signal to a waiting job."""
 
 
 class Desk:
-    """What the sync and the async producers share: which jobs to add, and what to note of it."""
+    """Shared part of the sync and async producers: choosing jobs, and recording them."""
 
     def __init__(self, app: App, ledger: Ledger, seed: str, kinds: list[Kind]) -> None:
         self.app = app
@@ -73,7 +73,7 @@ class Desk:
         self._family: dict[str, list[str]] = {}
 
     def orders(self, lane: int) -> Iterator[Order]:
-        """Draw orders, of each lane others."""
+        """Draw orders. Each lane gets different ones."""
         random = Random(f"{self._seed}-{lane}")
         weights = [kind.weight for kind in self._kinds]
         number = 0
@@ -83,14 +83,14 @@ class Desk:
             options = kind.draw(random)
             intent = f"{self._ledger.who}-{lane}-{number}"
             count = BULK if kind.name == "plain" and random.random() < 0.05 else 1
-            if kind.name in {"own_id", "family", "growing"}:  # children name their parent
+            if kind.name in {"own_id", "family", "growing"}:  # Children name their parent.
                 options["job_id"] = intent
             intents = [intent] if count == 1 else [f"{intent}-{n}" for n in range(count)]
             asks, tries = random.random() < 0.05, random.choice((1, 3))
             yield Order(kind, intents, options, asks, tries, random.choice((0.0, 1.0)))
 
     def begin(self, order: Order) -> tuple[Variant[..., Any], list[dict[str, str]]]:
-        """Note what is intended; give the task and the arguments of each call."""
+        """Record the intents. Return the task and the arguments of each call."""
         for intent in order.intents:
             note_intent(self._ledger, intent, order.kind, order.options.get("delay", 0.0))
         filling = {"filling": "x" * order.kind.size} if order.kind.size else {}
@@ -100,7 +100,7 @@ class Desk:
         return task, [{"intent": intent, **filling} for intent in order.intents]
 
     def _children(self, parent: str) -> list[JobSpec[Any]]:
-        """Make the children of a flow, and note that they are intended."""
+        """Create the children of a flow, and record their intents."""
         random = Random(parent)
         specs: list[JobSpec[Any]] = []
         self._family[parent] = names = [f"{parent}-{n}" for n in range(random.randint(1, 6))]
@@ -112,7 +112,7 @@ class Desk:
         return specs
 
     def _answered(self, intent: str, verdict: str, job: str = "", error: str = "") -> None:
-        """Note an answer for a job, and for all its children."""
+        """Record a reply for a job and all its children."""
         self._ledger.note(Answer, intent=intent, said=verdict, job=job, error=error)
         for child in self._family.get(intent, ()):
             own = child if job else ""
@@ -124,31 +124,31 @@ class Desk:
             self._answered(intent, said(handle.deduplicated), handle.id)
 
     def refused(self, intents: list[str], error: EnqueueError, began: float) -> list[str]:
-        """Note what became of each; give the intents of the jobs that may be enqueued again."""
+        """Record each result. Return the intents of the jobs that may be enqueued again."""
         self._called("enqueue", ENQUEUE_TIMEOUT, began, error)
         left = [str(spec.data["intent"]) for spec in error.spec]
         for intent in intents:
             if intent in left:
                 self._answered(intent, "maybe" if error.may_be_added else "refused", "", str(error))
-            else:  # it was added before the others were refused
+            else:  # It was added before the others were refused.
                 self._answered(intent, "added")
         return left
 
     def signalled(self, order: Order, value: int, verdict: Said) -> None:
-        """Note a signal to the job of an order."""
+        """Record a signal to the job of an order."""
         self._ledger.note(Signalled, intent=order.intents[0], value=value, said=verdict)
 
     def streamed(self, order: Order, items: list[str]) -> None:
-        """Note the items that a reader of the job's stream got."""
+        """Record the items that a reader of the job's stream got."""
         self._ledger.note(Streamed, intent=order.intents[0], items=items)
 
     def failed(self, what: str, error: Exception) -> None:
-        """Note that a call without a deadline raised an error."""
+        """Record that a call without a deadline raised an error."""
         self._called(what, 0.0, time.monotonic(), error)
 
     @contextmanager
     def called(self, what: str, deadline: float) -> Iterator[None]:
-        """Note how long the call in the block took."""
+        """Record the duration of the call in the block."""
         began = time.monotonic()
         try:
             yield
@@ -170,7 +170,7 @@ class Desk:
 
 
 def enqueue(desk: Desk, order: Order) -> list[JobHandle[Any]]:
-    """Add jobs; those that could not be added are enqueued again, which doubles none."""
+    """Add jobs, and enqueue those again that could not be added, without duplicates."""
     task, calls = desk.begin(order)
     intents, specs = order.intents, [task.job(**call) for call in calls]
     for again in range(order.tries):
@@ -331,7 +331,7 @@ async def run_async(desk: Desk, pause: float) -> None:
 
 
 def _end_process(arguments: threading.ExceptHookArgs) -> None:
-    """Let a thread that fails end the process, so that it shows."""
+    """Exit the process if a thread fails, so that the failure is visible."""
     threading.__excepthook__(arguments)
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""One run: actors begin, faults come and go, the queues drain, and all of it is checked."""
+"""One run: start the actors, inject faults, drain the queues, and check the results."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ DRAIN_LIMIT: Final = 120.0
 PROBE_LIMIT: Final = 60.0
 NODE_PRODUCER: Final = "node-producer"
 STARVED: Final = 1.0
-"""Seconds by which the machine may be late before that counts as a fault of its own."""
+"""Delay of the machine, in seconds, that counts as a fault."""
 
 
 class Script(Struct, frozen=True, kw_only=True):
-    """What a run is to be: with the same seed the same faults are drawn."""
+    """Configuration of a run. The same seed draws the same faults."""
 
     seed: int
     seconds: float = 50.0
@@ -46,26 +46,26 @@ class Script(Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = tuple(FAULTS)
     kinds: tuple[str, ...] = tuple(KINDS)
     node: Literal[5, 6] | None = None
-    """Which version of BullMQ is among the actors."""
+    """Version of BullMQ used by the Node actors."""
 
 
 class Report(Struct):
-    """What came of it."""
+    """Result of a run."""
 
     script: Script
     folder: Path
     acknowledged: int
     runs: int
     extra: int
-    """Runs beyond those that the kinds of jobs ask for."""
+    """Runs in addition to those that the kinds of jobs require."""
     faults: int
     violations: list[Violation]
     remarks: list[Violation]
-    """What is wrong, and no fault of ours."""
+    """Problems that taskbull did not cause."""
 
 
 def perform(script: Script, place: Place) -> Report:
-    """Play a script in a place that has been made for it alone."""
+    """Run a script in a dedicated environment."""
     folder = Path(tempfile.mkdtemp(prefix=f"taskbull-nemesis-{script.seed}-"))
     run = Run(script, place, folder)
     with run.stack:
@@ -123,7 +123,7 @@ class Run:
             self._producers.append(self._node("producer"))
 
     def begin(self) -> None:
-        """Start all actors; return when every worker has run a job."""
+        """Start all actors, and return when every worker has run a job."""
         watch = threading.Thread(target=self._watch_machine)
         watch.start()
         self.stack.callback(watch.join)
@@ -142,7 +142,7 @@ class Run:
             actor.await_running()
 
     def torment(self) -> None:
-        """Let the faults of the plan happen, for as long as the script says."""
+        """Inject the planned faults for the duration of the script."""
         script = self._script
         possible = [name for name in script.faults if FAULTS[name].possible(self._place.kind)]
         plan = make_plan(script.seed, script.seconds, possible)
@@ -162,13 +162,13 @@ class Run:
             thread.join()
 
     def settle(self) -> None:
-        """Mend everything, let the queues drain, look at the workers once more, and end all."""
+        """Repair everything, drain the queues, check the workers again, and stop all processes."""
         self._place.heal()
         if surprise := self._place.surprise():
             self._trouble(0, f"{surprise}: this run proves nothing")
         for queue in QUEUES:
             keep_trying(self._prober.sync_queue(queue).resume)
-        for actor in self._producers:  # Node's is the last: it removes its scheduler
+        for actor in self._producers:  # Stop Node last, because it removes its scheduler.
             if actor.name == NODE_PRODUCER:
                 self._await_ticks("tick")
             self._expect_end(actor, actor.finish())
@@ -185,9 +185,9 @@ class Run:
         self._await_followers()
 
     def _is_drained(self) -> bool:
-        """Tell whether all jobs have ended, without the schedule.
+        """Return True if all jobs except those of the schedule have finished.
 
-        A worker that was started among faults may declare it once more.
+        A worker that starts during faults may declare the schedule again.
         """
         keep_trying(self._end_schedule)
         return not open_jobs(self._place)
@@ -208,7 +208,7 @@ class Run:
             self._ledger.note(ledger.Fault, name=one.fault, target=target, began=began)
 
     def _watch_machine(self) -> None:
-        """Note when the machine is so busy that processes stand still by themselves."""
+        """Record when the machine is so busy that processes stop making progress."""
         while not self._ended.is_set():
             began = time.time()
             time.sleep(0.1)
@@ -216,7 +216,7 @@ class Run:
                 self._ledger.note(ledger.Fault, name="starved", target="the machine", began=began)
 
     def _probe_workers(self) -> None:
-        """Let every worker run a fresh job, which tells how it is."""
+        """Let every worker run a new job that reports its state."""
         seen = {actor.who: self._vitals(actor) for actor in self._workers}
         for actor in self._workers:
             probe = self._prober.tasks["probe"].options(queue=probe_queue(actor.name))
@@ -236,7 +236,7 @@ class Run:
         return file.read_bytes().count(b'"Vitals"') if file.exists() else 0
 
     def _await_ticks(self, schedule: str) -> None:
-        """See that a schedule has survived: it ticks, after all is over."""
+        """Check that the schedule still runs after all faults."""
         seen = ticks(self._place, schedule)
         what = f"the schedule {schedule} ticks"
         try:
@@ -245,7 +245,7 @@ class Run:
             self._trouble(2, str(error))
 
     def _await_followers(self) -> None:
-        """Give the followers time to hear the end of the streams."""
+        """Give the followers time to read the streams to the end."""
         last = [
             f'"queue":"{name}","id":"{queue.stream[-1].id}"'.encode()
             for name, queue in self.truth.queues.items()
@@ -289,4 +289,4 @@ class Run:
 
 
 def _probe(added: float) -> None:
-    """Stand for the task of that name in the workers."""
+    """Placeholder for the workers' task of this name."""

@@ -1,7 +1,7 @@
-"""The tasks of all kinds, in one app: what producers add and workers run.
+"""The tasks of all kinds, in one app that producers and workers share.
 
-A run is named `<intent>/<number>`, where the number tells how often the job was taken; what it
-returns or raises carries that name, so that Redis shows whose end it has accepted.
+A run is named `<intent>/<number>`, where the number counts how often the job was fetched. Results
+and errors contain that name, so Redis shows which run's outcome it accepted.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ ENQUEUE_TIMEOUT: Final = 2.0
 CALL_TIMEOUT: Final = 3.0
 LINES: Final = 5
 CLOSE_WAIT: Final = "08"
-"""How /proc/net/tcp writes the state of a socket whose other end is closed."""
-"""What a chatty job writes to its log."""
+"""State in /proc/net/tcp of a socket whose other end is closed."""
+"""Log lines of a chatty job."""
 
 
 def run_name() -> str:
-    """Name the run that asks."""
+    """Return the name of the current run."""
     job = current_job()
     return f"{job.data['intent']}/{job.job.attempts_started}"
 
@@ -131,7 +131,7 @@ async def big(intent: str, filling: str) -> list[str]:
 async def chatty(intent: str) -> str:
     job = current_job()
     for line in range(LINES):
-        # The network is the nemesis' doing; what Redis itself refuses is the worker's to bear.
+        # Network errors are injected. The worker must handle errors of Redis itself.
         with suppress(ConnectionLost, MaybeExecuted, LockLost):
             await job.aprogress(line)
             await job.alog(f"{run_name()} {line}")
@@ -148,7 +148,7 @@ def chatty_thread(intent: str) -> str:
 
 
 async def slow(intent: str) -> str:
-    await sleep(4)  # longer than a lock lives
+    await sleep(4)  # Longer than a lock lives.
     return run_name()
 
 
@@ -215,11 +215,11 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "forgotten_failure": exhausted,
     "flow_bad_child": permanent,
 }
-"""What is not here is plain."""
+"""Options of tasks. Other tasks have none."""
 
 
 def end_with_starter() -> None:
-    """End this process when the one that started it is gone: its input closes then."""
+    """Exit when the parent process has exited, which closes stdin."""
 
     def wait() -> None:
         sys.stdin.read()
@@ -229,7 +229,7 @@ def end_with_starter() -> None:
 
 
 def make_app(url: str, folder: Path, who: str) -> tuple[App, Ledger]:
-    """Make the app of one process, which notes in its ledger what happens to jobs."""
+    """Create the app of one process, which records the jobs' events in its ledger."""
     ledger = Ledger(folder, who)
     app = App(
         "nemesis",
@@ -264,11 +264,11 @@ def _spawning(app: App, ledger: Ledger) -> Callable[..., Awaitable[str]]:
         child, kind = f"{intent}-child", KINDS["spawned"]
         note_intent(ledger, child, kind)
         try:
-            # Its own id, so that a second run of this job adds no second child.
+            # A fixed id, so that a second run of this job adds no duplicate.
             handle = await app.tasks["spawned"].options(job_id=child).adelay(intent=child)
         except EnqueueError as error:
             note_refusal(ledger, child, error)
-            raise Snooze(0.2) from error  # so that no attempt is spent
+            raise Snooze(0.2) from error  # So that no attempt is used.
         ledger.note(Answer, intent=child, said=said(handle.deduplicated), job=handle.id)
         return run_name()
 
@@ -326,7 +326,7 @@ def _steps_thread(ledger: Ledger) -> Callable[..., list[str]]:
 
 
 def note_step(ledger: Ledger, place: int, value: str = "") -> str:
-    """Note that a step is executed, or that it has returned a value. Return its value."""
+    """Record that a step was executed or returned a value. Return its value."""
     job = current_job()
     own = value or f"{run_name()}:{place}"
     intent, number = job.data["intent"], job.job.attempts_started
@@ -342,7 +342,7 @@ def fail_between_steps(place: int) -> None:
 
 
 async def insistently(ask: Callable[[], Awaitable[Any]]) -> Any:
-    """Ask until there is an answer: no attempt is spent on what is done to Redis."""
+    """Retry until Redis replies, so that injected faults use no attempt."""
     while True:
         try:
             return await ask()
@@ -410,7 +410,7 @@ def said(deduplicated: bool) -> str:
 
 
 def _open_sockets() -> int:
-    """Count the sockets of this process whose other end is open.
+    """Count this process's sockets whose other end is open.
 
     An idle connection that the server has closed stays in its pool until a thread needs it.
     """

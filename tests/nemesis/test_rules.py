@@ -1,4 +1,4 @@
-"""The rules notice what they are there for: a small run in which all holds, spoilt in many ways."""
+"""The rules detect violations: a small correct run, corrupted in many ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in Redis when all is over, and what its event streams tell of each job."""
+"""The final contents of Redis, and the history of each job in its event streams."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ STATES: Final = {
     "failed": "zset",
 }
 OPEN: Final = ("wait", "paused", "active", "delayed", "prioritized", "waiting-children")
-"""The states of jobs that have not ended."""
+"""States of unfinished jobs."""
 
 Ending: TypeAlias = Literal["completed", "failed", "left", "stalled", ""]
-"""How a taking of a job ended: `left` is back to wait, or delayed; `""` is not at all."""
+"""How a run of a job ended: `left` means waiting or delayed again, `""` means unfinished."""
 
 
 class Event(Struct, frozen=True):
@@ -44,13 +44,13 @@ class Event(Struct, frozen=True):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it stands in the stream."""
+        """Its position in the stream."""
         ms, _, number = self.id.partition("-")
         return int(ms), int(number)
 
 
 class FetchOptions(Struct):
-    """One time that a job was taken: from its `active` to what ended that."""
+    """One run of a job, from its `active` event to the event that ended it."""
 
     number: int
     began_ms: int
@@ -65,7 +65,7 @@ class Queue(Struct):
     jobs: dict[str, dict[str, str]]
     """The hashes of jobs by id."""
     keys: dict[str, int]
-    """The time to live of every key, by its name without the queue's part; -1: for ever."""
+    """Time to live of every key, by its name without the queue's prefix. -1 means no expiry."""
     stream: list[Event]
     events: dict[str, list[Event]]
     """The stream's entries by job."""
@@ -77,26 +77,26 @@ class Truth(Struct):
     queues: dict[str, Queue]
 
     def intent_of(self, key: JobKey) -> str:
-        """Give the intent that a stored job came of."""
+        """Return the intent of a stored job."""
         queue, job = key
         data: Any = msgspec.json.decode(self.queues[queue].jobs[job].get("data", "{}"))
         return str(data.get("intent", ""))
 
 
 def read_truth(place: Place) -> Truth:
-    """Read everything from the servers themselves."""
+    """Read everything directly from the servers."""
     return Truth({name: _read_queue(place, name) for name in QUEUES})
 
 
 def open_jobs(place: Place) -> dict[str, int]:
-    """Count the jobs that have not ended, by queue and state."""
+    """Count the unfinished jobs by queue and state."""
     found: dict[str, int] = {}
     for name in QUEUES:
         keys = keys_of(place, name)
         with client(place.owner(keys.meta)) as admin:
             for state in OPEN:
                 key = keys.base + state
-                if state == "waiting-children":  # one that waits for none waits for ever
+                if state == "waiting-children":  # A job that waits for no child would wait forever.
                     waiting = [keys.dependencies(job) for job in admin.zrange(key, 0, -1)]
                     count = admin.exists(*waiting) if waiting else 0
                 else:
@@ -107,7 +107,7 @@ def open_jobs(place: Place) -> dict[str, int]:
 
 
 def ticks(place: Place, schedule: str) -> int:
-    """Count the runs of a schedule that are done."""
+    """Count the finished runs of a schedule."""
     keys = keys_of(place, MAIN)
     with client(place.owner(keys.meta)) as admin:
         done = admin.zrange(keys.completed, 0, -1)
@@ -132,7 +132,7 @@ def _read_queue(place: Place, name: str) -> Queue:
             events[event.job].append(event)
         found: dict[str, int] = {}
         jobs: dict[str, dict[str, str]] = {}
-        pattern = f"{keys.base}*"  # no character of it is special to SCAN
+        pattern = f"{keys.base}*"  # It has no characters that are special in a SCAN pattern.
         for key in admin.scan_iter(match=pattern, count=1000):
             short = str(key)[len(keys.base) :]
             found[short] = int(admin.pttl(key))
@@ -142,7 +142,7 @@ def _read_queue(place: Place, name: str) -> Queue:
 
 
 def takings(events: list[Event]) -> list[FetchOptions]:
-    """Divide the life of a job into the times that it was taken."""
+    """Divide the history of a job into its runs."""
     found: list[FetchOptions] = []
     for event in events:
         last = found[-1] if found else None

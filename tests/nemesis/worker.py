@@ -1,4 +1,4 @@
-"""A worker process of ours, to be killed, stopped and cut off.
+"""A taskbull worker process to kill, stop and cut off.
 
 `python -m tests.nemesis.worker <url> <folder> <who> <its name> <event loop>`; it says when it runs.
 """

@@ -1,4 +1,4 @@
-"""OpenTelemetry's SDK in memory, real BullMQ at the other end, and queues for workers."""
+"""OpenTelemetry's SDK in memory, real BullMQ on the other side, and queues for workers."""
 
 from __future__ import annotations
 

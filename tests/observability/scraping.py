@@ -1,4 +1,4 @@
-"""What a scraper sees: the text, read strictly."""
+"""A strict parser of the metrics text that a scraper gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task writes itself, and what is told when it fails: which job, which error, which line."""
+"""Log lines of tasks and of their failures name the job, the error and the line."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ REQUIRED = {
 
 @contextmanager
 def served(worker: Worker) -> Iterator[str]:
-    """Serve a worker's metrics; gives the URL."""
+    """Serve a worker's metrics, and return the URL."""
     own = OwnMetrics()
     worker.measure(own.metrics)
     with MetricsServer(own, "127.0.0.1", 0) as endpoint:
@@ -83,14 +83,14 @@ async def status(url: str) -> int:
 
 
 async def until_status(url: str, wanted: int) -> None:
-    """Ask until the answer is as wanted."""
+    """Poll until the response is as expected."""
     limit = monotonic() + 20
     while (found := await status(url)) != wanted:
         assert monotonic() < limit, f"{url} is {found}, not {wanted}"
 
 
 async def until_answer(url: str, wanted: int, text: str) -> None:
-    """Ask until the answer has a status and contains a text.
+    """Poll until the response has a status and contains a text.
 
     A worker on a busy machine may not be ready for other reasons, for a moment.
     """
@@ -100,7 +100,7 @@ async def until_answer(url: str, wanted: int, text: str) -> None:
 
 
 async def shown(url: str, name: str, value: float | None, **labels: str) -> Scrape:
-    """Scrape until a sample has a value; None: until it is not there."""
+    """Scrape until a sample has a value, or until it is missing if the value is None."""
     limit = monotonic() + 20
     while (found := await scraped(url)).value(name, **labels) != value:
         assert monotonic() < limit, f"{name} is {found.value(name, **labels)}, not {value}"
@@ -157,7 +157,7 @@ async def test_what_becomes_of_jobs_is_counted(bed: WorkerBed) -> None:
     assert found.value("bullmq_jobs_running", queue="q", worker_id=worker.id) == 0
 
 
-# users-3: metrics had no task; but names come from anybody, and must not make series without end.
+# users-3: metrics had no task label. Names of unknown tasks must not create unlimited series.
 async def test_tasks_are_told_apart_and_the_names_of_others_are_not(bed: WorkerBed) -> None:
     app = App("shop", redis=bed.url, prefix=bed.prefix, queue="q", attempts=1)
 
@@ -197,7 +197,8 @@ async def test_lengths_and_the_oldest_job_are_sampled_by_one_worker(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "SAMPLING", 0.05)
-    monkeypatch.setattr(records, "_TERM", 600)  # A busy machine must not end the turn of `first`.
+    # A busy machine must not end the term of `first` as sampler.
+    monkeypatch.setattr(records, "_TERM", 600)
     first, second = bed.worker(echo, worker_id="first"), bed.worker(echo, worker_id="second")
     await bed.queue.add("later", delay=600)
     await bed.queue.set_global_concurrency(1)
@@ -233,7 +234,7 @@ async def test_lengths_and_the_oldest_job_are_sampled_by_one_worker(
                 assert 100 <= age < 120
             assert (await scraped(url)).total("bullmq_queue_length") == 0
             assert not bed.admin.exists(bed.keys.private("sampler"))
-            # Whoever is left goes on.
+            # The remaining worker continues.
             async with second.running():
                 await shown(other, "bullmq_queue_length", 1, queue="q", state="active")
         release.set()
@@ -294,7 +295,7 @@ async def test_a_redis_that_refuses_writes_is_not_ready_and_its_queues_stay_visi
                     assert (await status(f"{each}/livez")) == 200
                     found = await shown(each, "bullmq_redis_writes_refused", 1)
                     assert found.value("bullmq_redis_connection_status") == 1
-                    # The turn of the sampler cannot be renewed, and the queue is still reported.
+                    # The sampler's term cannot be renewed, and the queue is still reported.
                     found = await shown(each, "bullmq_queue_length", 1, queue="q", state="paused")
                     assert (found.value("bullmq_oldest_job_age_seconds", queue="q") or 0) >= 100
                 admin.config_set("maxmemory", 0)
@@ -339,7 +340,7 @@ async def test_stalled_jobs_and_sweeps_are_counted(bed: WorkerBed) -> None:
     with served(worker) as url:
         async with worker.running():
             await bed.record.wait_for(events.Completed)
-            await bed.record.wait_for(events.Swept)  # the job may be faster
+            await bed.record.wait_for(events.Swept)  # The job may be faster.
             clock.turn(95)
             await bed.record.wait_for(events.SweepSkipped, 2)
             await bed.record.wait_for(events.Swept, 2)
@@ -396,7 +397,7 @@ async def test_a_lost_redis_is_seen_and_only_readiness_ends(
                 await shown(url, "bullmq_redis_connection_status", 1)
                 await until_status(f"{url}/readyz", 200)
                 await bed.record.wait_for(events.LocksRenewed)
-                await until(lambda: proxy.connections >= 3)  # none is just being made
+                await until(lambda: proxy.connections >= 3)  # None is being created.
                 proxy.refuse()
                 proxy.cut()
                 await bed.record.wait_for(events.RedisLost)
@@ -454,7 +455,7 @@ async def test_a_loop_that_hangs_is_not_alive(
     urls: list[str] = []
 
     async def block(_: Any) -> None:
-        while not seen or seen[-1][0] == 200:  # the loop is blocked: these are no awaits
+        while not seen or seen[-1][0] == 200:  # The loop is blocked, so these do not await.
             code, text, _ = get(f"{urls[0]}/livez")
             seen.append((code, text))
 
@@ -519,7 +520,7 @@ async def test_without_a_provider_nothing_is_measured(bed: WorkerBed) -> None:
 
 
 def collected(reader: InMemoryMetricReader) -> dict[str, dict[tuple[str, ...], float]]:
-    """Give what a provider collects now: values, and of histograms the counts."""
+    """Return a provider's current values, with the counts of histograms."""
     values: dict[str, dict[tuple[str, ...], float]] = {}
     data = reader.get_metrics_data()
     for metric in (
@@ -536,7 +537,7 @@ def collected(reader: InMemoryMetricReader) -> dict[str, dict[tuple[str, ...], f
 
 
 def sets(admin: redis.Redis) -> int:
-    """Tell how many SET commands the server has executed."""
+    """Return the number of SET commands that the server has executed."""
     return int(admin.info("commandstats").get("cmdstat_set", {"calls": 0})["calls"])
 
 
@@ -548,9 +549,9 @@ async def test_two_workers_of_a_process_do_not_disturb_each_other(
         await until(lambda: "bullmq_queue_length" in collected(reader))
         asked = sets(bed.admin)
         async with bed.worker(echo, worker_id="second").running():
-            # The second has asked several times for what is the first one's to do.
+            # The second one has asked several times to become the sampler.
             await until(lambda: sets(bed.admin) > asked + 8)
-            # There is a moment without a value while a sample is too old and the next is not here.
+            # There is briefly no value, between an expired sample and the next one.
             await until(
                 lambda: ("q", "waiting") in collected(reader).get("bullmq_queue_length", {})
             )
@@ -642,7 +643,7 @@ def test_a_batch_is_counted_as_its_jobs_one_by_one_would_be() -> None:
 
 
 def app_task(queue: str) -> Any:
-    """Make a task of a queue."""
+    """Create a task for a queue."""
     app = App("shop", redis="redis://127.0.0.1:1", queue=queue)
 
     @app.task

@@ -1,4 +1,4 @@
-"""BullMQ's own counts per minute: kept by our worker, read by Node and by us."""
+"""BullMQ's counts per minute, written by a taskbull worker and read by Node and taskbull."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`taskbull worker --metrics-port`: a real run of real processes, scraped while it goes on."""
+"""`taskbull worker --metrics-port` with real processes, scraped while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans that nobody records: known beforehand, and as good as any for those who ask for ids."""
+"""Unsampled spans are detected in advance, and still have valid ids."""
 
 from __future__ import annotations
 

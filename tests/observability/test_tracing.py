@@ -1,4 +1,4 @@
-"""Traces: one over Node and Python, a span for each attempt, and none where nobody traces."""
+"""Traces: one across Node and Python, a span per attempt, and none without a tracer."""
 
 from __future__ import annotations
 

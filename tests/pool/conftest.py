@@ -1,4 +1,4 @@
-"""A module with an app, a worker of it with a pool, and a look at what is left behind."""
+"""A module with an app, a worker with a pool, and a check for leftovers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _programs() -> Iterator[tuple[int, list[bytes]]]:
 
 
 def lives(pid: int) -> bool:
-    """Tell whether a process is there and no zombie."""
+    """Return True if a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -46,12 +46,12 @@ def lives(pid: int) -> bool:
 
 
 def is_there(pid: int) -> bool:
-    """Tell whether a process is there at all, if only as a zombie."""
+    """Return True if a process exists, even as a zombie."""
     return Path(f"/proc/{pid}").exists()
 
 
 class PoolBed:
-    """An app in a module of its own, whose tasks run in processes."""
+    """An app in its own module, whose tasks run in processes."""
 
     def __init__(self, app: App, folder: Path) -> None:
         self.app = app
@@ -64,7 +64,7 @@ class PoolBed:
 
     @asynccontextmanager
     async def working(self, **options: Any) -> AsyncIterator[Worker]:
-        """Run a worker; afterwards none of its processes is left, not even as a zombie."""
+        """Run a worker, and check that none of its processes is left, not even as a zombie."""
         options.setdefault("process_pool", 1)
         metrics = options.pop("metrics", None)
         worker = self.app.worker(**options)
@@ -86,7 +86,7 @@ class PoolBed:
         return await handle.aresult(timeout=60)
 
     async def ended(self, task: str, *args: Any, **kwargs: Any) -> Any:
-        """Add a job and give the event that tells of its end."""
+        """Add a job, and return the event about its end."""
         handle = await self.app.tasks[task].adelay(*args, **kwargs)
         [event] = await self.record.wait_for(
             events.Ended, where=lambda event: event.job.id == handle.id, limit=30
@@ -94,7 +94,7 @@ class PoolBed:
         return event
 
     async def file(self, name: str) -> str:
-        """Wait for a file that a task writes, and give its content."""
+        """Wait for a file that a task writes, and return its content."""
         path = self.folder / name
         await until(path.exists)
         return path.read_text()
@@ -102,7 +102,7 @@ class PoolBed:
 
 @pytest.fixture
 def server(shared_servers: SharedServers) -> Reachable:
-    """One kind is enough here: what differs between them is the business of the layers below."""
+    """One kind is enough here, because lower layers handle the differences."""
     return shared_servers.emptied(KINDS[0])
 
 
@@ -110,7 +110,7 @@ def server(shared_servers: SharedServers) -> Reachable:
 def write_app(
     server: Reachable, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], str]]:
-    """Write a module with an app, with more at its end; give what leads to the app."""
+    """Write a module with an app, and more code at its end. Return the app's target."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     modules: list[str] = []
 

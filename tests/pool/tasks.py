@@ -1,4 +1,4 @@
-"""What the tests run in processes: written to a module of each test's own, and imported there."""
+"""Tasks that the tests run in processes: each test writes them to its own module."""
 
 TASKS = '''
 import ctypes, logging, os, re, signal, subprocess, sys, time

@@ -1,4 +1,4 @@
-"""What is measured of a pool."""
+"""Metrics of a process pool."""
 
 from __future__ import annotations
 

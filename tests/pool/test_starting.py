@@ -1,4 +1,4 @@
-"""How processes begin and retire: what they import, their lifespans, and what if they cannot."""
+"""How pool processes start and retire: imports, lifespans, and failures of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job in a process writes while Redis refuses it; and systems that tell less of a death."""
+"""Writes of pool jobs while Redis refuses them, and systems with limited exit information."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue of a test's own, in both forms, told alike."""
+"""A test's own queue, in an async and a sync form with the same interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.servers.kinds import Reachable
 
 
 class Both:
-    """Calls the async or the sync queue; what is called is awaited by the test either way."""
+    """Calls the async or the sync queue. The test awaits the call either way."""
 
     def __init__(self, queue: Queue | SyncQueue) -> None:
         self.queue = queue
@@ -40,6 +40,6 @@ def queue(request: pytest.FixtureRequest, server: Reachable, prefix: str) -> Ite
 
 
 def signatures(kind: type) -> dict[str, inspect.Signature]:
-    """Give the public methods of a class with their parameters."""
+    """Return the public methods of a class with their parameters."""
     methods = inspect.getmembers(kind, inspect.isfunction)
     return {name: inspect.signature(f) for name, f in methods if not name.startswith("_")}

@@ -1,4 +1,4 @@
-"""What dashboards ask of a server beside looking, by the async and by the sync one."""
+"""Operations that dashboards need besides reads, with the async and the sync server."""
 
 from __future__ import annotations
 

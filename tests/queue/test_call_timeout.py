@@ -1,4 +1,4 @@
-"""Every call has a limit, whatever is wrong with Redis.  # G3"""
+"""Every call has a time limit, whatever the problem with Redis.  # G3"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of many tasks go out together, and each task knows only of its own."""
+"""Jobs of many tasks are sent together, and each task gets only its own result."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def proxy(server: Reachable) -> Iterator[Proxy]:
 
 
 def calls(queue: Queue) -> int:
-    """Count the calls by which jobs were added."""
+    """Count the calls that added jobs."""
     producer = queue._client.adder.sequences._producer
     assert producer is not None
     return sum(sequence.calls for sequence in producer.free)
 
 
 async def add_from_tasks(queue: Queue, rounds: int) -> dict[str, JobHandle[Any]]:
-    """Add from many tasks at once; give the handles by the names of the jobs."""
+    """Add jobs from many tasks concurrently. Return the handles by job name."""
     handles: dict[str, JobHandle[Any]] = {}
 
     async def add(task: int) -> None:
@@ -59,28 +59,28 @@ async def add_from_tasks(queue: Queue, rounds: int) -> dict[str, JobHandle[Any]]
 
 
 def hold_replies_to_groups(proxy: Proxy) -> None:
-    """Hold replies from the first call of several jobs on, not that to the single job before it.
+    """Delay replies from the first call with several jobs on, but not of the single job before it.
 
-    A slow server may be asked on a second connection first: that takes no part in this.
+    A second connection may check a slow server first. That one is not affected.
     """
     proxy.hold_replies_at(ADD.sha.encode())
 
 
 async def begun(queue: Queue) -> None:
-    """Wait until a call is under way."""
+    """Wait until a call is in flight."""
     while (group := queue._stores.loop._groups.get(queue._client)) is None or not group._busy:
         await checkpoint()
 
 
 async def gathered(queue: Queue, number: int) -> None:
-    """Wait until so many wait for the next call."""
+    """Wait until this many jobs wait for the next call."""
     group = queue._stores.loop._groups[queue._client]
     while len(group._gathered) != number:
         await checkpoint()
 
 
 async def there(admin: Any, queue: Queue, jobs: int) -> None:
-    """Wait until Redis has added so many."""
+    """Wait until Redis has added this many jobs."""
     await to_thread.run_sync(
         wait_until, lambda: admin.llen(queue.keys.wait) == jobs, f"{jobs} jobs are there"
     )
@@ -97,7 +97,7 @@ async def test_many_tasks_need_few_calls_and_each_has_its_own_job(
         assert handle.name == name
         assert admin.hget(queue.keys.job(handle.id), "name").decode() == name
     order = [job_id.decode() for job_id in reversed(admin.lrange(queue.keys.wait, 0, -1))]
-    for task in range(TASKS):  # in the order in which each task added them
+    for task in range(TASKS):  # In the order in which each task added them.
         ids = [handles[f"{task}-{number}"].id for number in range(10)]
         assert sorted(ids, key=order.index) == ids
 
@@ -228,7 +228,7 @@ async def test_long_jobs_do_not_go_in_one_call(server: Reachable, admin: Any, pr
 
 
 class Caller:
-    """One task that adds a job and keeps what came of it."""
+    """A task that adds a job and stores the result."""
 
     def __init__(self, queue: Queue, name: str) -> None:
         self.queue = queue
@@ -286,7 +286,7 @@ async def test_who_is_cancelled_after_it_was_sent_leaves_the_others_theirs(
             for other in others:
                 tasks.start_soon(other.run)
             await gathered(queue, 4)
-            first.scope.cancel()  # the call under way is its own
+            first.scope.cancel()  # The call in flight belongs to it.
             await gathered(queue, 0)
             others[0].scope.cancel()
             await others[0].over.wait()
@@ -315,7 +315,7 @@ async def test_each_is_told_of_its_own_job_and_may_send_it_again(
         assert "Job not added to queue" in str(error)
     left = [caller.error.spec[0] for caller in callers if caller.error is not None]
     patient = Queue("q", redis=proxy.url, prefix=prefix)
-    for _ in range(2):  # the second time they are there
+    for _ in range(2):  # The second time, they exist.
         await patient.add_bulk(left)
     assert added(admin, prefix) == {caller.name: 1 for caller in callers}
 

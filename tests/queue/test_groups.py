@@ -10,7 +10,7 @@ import pytest
 
 from taskbull import Queue, Server
 from taskbull.errors import ConfigurationError, JobNotFound
-from taskbull.queue.failures import GroupStep, alike_of
+from taskbull.queue.failures import GroupStep, fingerprint_of
 from taskbull.scripts.browse import FailedJob
 from tests.queue.conftest import Both
 from tests.queue.test_server import fail
@@ -85,7 +85,7 @@ async def test_a_step_changes_no_more_than_it_may_and_the_next_goes_on_behind_it
     for number in range(120):
         reason = "no answer" if number % 3 else "disk full"
         fail(admin, queue.keys, f"j{number:03}", reason, at_ms=1000 + number // 7)
-    wanted = alike_of(FailedJob("", "send", "no answer", None)).fingerprint
+    wanted = fingerprint_of(FailedJob("", "send", "no answer", None)).fingerprint
     step, gone = None, list[int]()
     while step is None or not step.over:
         step = await queue.remove_group(wanted, step=step, limit=7)

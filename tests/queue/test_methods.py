@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.monitor.browse import ServerLooks
+from taskbull.monitor.browse import ServerReads
 from taskbull.monitor.inspect import ServerOperations
 from taskbull.monitor.server import Server, SyncServer
 from taskbull.queue.operations import QueueOperations
@@ -20,7 +20,7 @@ OPERATIONS = sorted(name for name in vars(QueueOperations) if not name.startswit
 
 OF_SERVERS = sorted(
     name
-    for kind in (ServerOperations, ServerLooks)
+    for kind in (ServerOperations, ServerReads)
     for name, value in vars(kind).items()
     if isinstance(value, Method)
 )

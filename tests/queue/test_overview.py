@@ -78,7 +78,7 @@ def test_what_changes_slowly_is_asked_for_some_at_a_time(
     overview = Overview()
     looked.watch(overview)
     for watch in overview.watches.values():
-        watch.met_at = time.monotonic() - 60
+        watch.details_read_at = time.monotonic() - 60
     before = scripts(admin)
     looked.watch(overview)
     assert scripts(admin) - before == 50 + 2 * 16  # nothing runs: nobody asks for locks
@@ -102,13 +102,13 @@ def test_the_records_of_a_changed_queue_and_of_its_workers_are_read_again(
     changed, shared, other = (overview.watches[name] for name in ("q003", "q004", "q005"))
     changed.seen = shared.seen = [Seen("ann", 0, None)]
     overview.expire("q003")
-    met = overview.watches["q005"].met_at
+    met = overview.watches["q005"].details_read_at
     for _ in range(2):  # A worker writes its record up to a second after it was asked.
-        before = changed.met_at
+        before = changed.details_read_at
         looked.watch(overview)
-        assert changed.met_at > before
-        assert shared.met_at == changed.met_at
-        assert other.met_at == met
+        assert changed.details_read_at > before
+        assert shared.details_read_at == changed.details_read_at
+        assert other.details_read_at == met
         changed.seen = shared.seen = [Seen("ann", 0, None)]
 
 
@@ -185,7 +185,7 @@ def test_a_search_apart_goes_on_only_when_it_is_asked_to(
     for number in range(3000):
         pipe.set(f"{prefix}:other:{number}", 1)
     pipe.execute()
-    overview = Overview(patience=0.0, apart=True)
+    overview = Overview(patience=0.0, separate_search=True)
     looked.watch(overview)
     before = scans(admin)
     looked.watch(overview)
@@ -207,7 +207,7 @@ def test_queues_that_were_found_are_written_down_for_others(
     looked: SyncServer, queues: list[str], prefix: str, admin: Any
 ) -> None:
     admin.zadd(f"{prefix}::tb:queues", {"q001": 7})
-    overview = Overview(apart=True)
+    overview = Overview(separate_search=True)
     looked.watch(overview)
     looked.find_more_queues(overview, write=True)
     assert registered(looked) == queues
@@ -221,7 +221,7 @@ def test_a_name_is_struck_off_when_there_has_been_no_such_queue_for_a_day(
     written = {"gone": now_ms - 86_500_000, "idle": now_ms - 80_000_000, "used": 1}
     admin.zadd(f"{prefix}::tb:queues", written)
     admin.hset(QueueKeys("used", prefix).meta, "opts.maxLenEvents", "1")
-    overview = Overview(patience=0.0, apart=True)
+    overview = Overview(patience=0.0, separate_search=True)
     while not overview.names.searched_once:
         looked.watch(overview)
         looked.find_more_queues(overview, write=True)

@@ -1,4 +1,4 @@
-"""What a queue can be asked, by the async and by the sync one, against real servers."""
+"""Operations of a queue, async and sync, against real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue on a real server, to be seeded by hand and looked at as a whole."""
+"""A queue on a real server that tests fill by hand and read as a whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = dict[str, Any]
 
 
 class Bed:
-    """One queue; `state` gives every key of its prefix, by its name without that."""
+    """One queue. `state` returns every key of its prefix, by name without the prefix."""
 
     def __init__(self, admin: redis.Redis, store: SyncStore, prefix: str) -> None:
         self.admin = admin
@@ -32,7 +32,7 @@ class Bed:
         return self.store.run(request)
 
     def go(self, steps: Steps[T], after_each: Callable[[], object] = lambda: None) -> T:
-        """Run an operation of several calls to its end; others may act between them."""
+        """Run an operation of several calls. Other clients may act between them."""
         try:
             request = next(steps)
             while True:
@@ -63,7 +63,7 @@ class Bed:
             client.zadd(self.queue.base + into, {member: score})
 
     def child(self, job_id: str, parent: str, into: str = "wait", **fields: Any) -> str:
-        """Put a job whose parent, of the same queue, waits for it."""
+        """Add a job with a waiting parent in the same queue."""
         key = self.queue.job(parent)
         self.admin.sadd(f"{key}:dependencies", self.queue.job(job_id))
         stored = f'{{"id":"{parent}","queueKey":"{self.queue.qualified_name}"}}'
@@ -76,11 +76,11 @@ class Bed:
         _hset(self.admin, self.queue.base + key, fields)
 
     def state(self, *, events: bool = True) -> State:
-        """Give every key of the prefix; a stream as the fields of its entries."""
+        """Return every key of the prefix. A stream is the fields of its entries."""
         start = f"{self.prefix}:q:"
         scanned = self.admin.scan_iter(match=f"{self.prefix}:*", count=10_000)
         found = sorted({_text(name): name for name in scanned}.items())
-        # Together: tests look at hundreds of thousands of keys.
+        # Read them together, because tests read hundreds of thousands of keys.
         pipe: Any = self.admin.pipeline(transaction=False)
         for _, key in found:
             pipe.type(key)
@@ -96,7 +96,7 @@ class Bed:
         return state
 
     def events(self) -> list[dict[str, str]]:
-        """Give the queue's events."""
+        """Return the queue's events."""
         return _stream(self.admin.xrange(self.queue.events))
 
 
@@ -105,7 +105,7 @@ def _hset(client: Any, key: str, fields: Mapping[str, Any]) -> None:
 
 
 def without(state: State, *names: str) -> State:
-    """Give the state without some keys."""
+    """Return the state without some keys."""
     return {name: value for name, value in state.items() if name not in names}
 
 

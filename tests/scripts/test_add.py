@@ -1,4 +1,4 @@
-"""Adding: what is left of a call that is repeated, late, or full of everything at once."""
+"""Adding jobs: calls that are repeated, late, or use many options together."""
 
 from __future__ import annotations
 

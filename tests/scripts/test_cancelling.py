@@ -1,4 +1,4 @@
-"""Cancelling, by what stands in Redis before and after: each place of a job, and each race."""
+"""Cancelling, by the contents of Redis before and after: each state of a job, and each race."""
 
 from __future__ import annotations
 

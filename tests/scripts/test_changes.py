@@ -1,4 +1,4 @@
-"""Jobs change their state, their place and their contents, or nothing at all."""
+"""Changing the state, position and contents of jobs, atomically."""
 
 from __future__ import annotations
 

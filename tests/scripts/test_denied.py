@@ -1,7 +1,7 @@
-"""A command that Redis refuses in the middle of a script: no job is lost, and none is doubled.
+"""A command that Redis refuses in the middle of a script loses and duplicates no job.
 
-Each operation runs as a user who may do all but one command, and for each command in turn; then
-again, with all rights. In between every job is still somewhere, and at the end where it belongs.
+Each operation runs as a user who lacks one command, for each command in turn, and then again with
+all permissions. After the first run, every job still exists. After the second, it is in its place.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tests.scripts.bed import NOW, Bed
 from tests.servers.kinds import Reachable
 
 Do = Callable[[Bed, int], None]
-"""One try of an operation, told which number it is."""
+"""One attempt at an operation. The argument is its number."""
 
 LISTS = ("wait", "paused", "active")
 SETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
@@ -62,7 +62,7 @@ FAILURE = Failure(Category.TRANSIENT, "broke", "Traceback", RuntimeError("broke"
 
 
 class Operation:
-    """What is played: the script, how its queue looks before, one try, and where jobs end."""
+    """A scenario: the script, the queue before it, one attempt, and the jobs' final states."""
 
     def __init__(self, script: str, seed: Callable[[Bed], None], do: Do, **ends: list[str]) -> None:
         source = load(script).source
@@ -133,7 +133,7 @@ def end_all(outcome: Written) -> Do:
 
 
 def families_running(bed: Bed) -> None:
-    """Children of two parents that were new when they were taken; the first waits for no others."""
+    """Children of two parents, fetched as new jobs. The first parent has no other children."""
     for parent in ("first", "second"):
         bed.job(parent, "waiting-children")
     for name, parent in zip("abcde", ["first", "second", "first", "second", "first"], strict=True):
@@ -149,7 +149,7 @@ def end_children(bed: Bed, number: int) -> None:
     cycled = bed.run(cycle(bed.queue, NOW, ends, 0, f"t:{number}", TAKING))
     if number == 0:
         return
-    if any(cycled.codes):  # it had ended, and only its lock could not be deleted
+    if any(cycled.codes):  # It had finished, and only its lock could not be deleted.
         assert all(bed.admin.lpos(bed.queue.active, name) is None for name in held)
     for parent, children in {"first": "ace", "second": "bd"}.items():
         told: Any = bed.admin.hgetall(bed.queue.job(parent) + ":processed")
@@ -187,7 +187,7 @@ def later(bed: Bed) -> None:
 
 
 def tolerant(do: Callable[[Bed], None]) -> Do:
-    """Play a single change; done before, it may be refused the second time."""
+    """Run a single change. If it succeeded before, it may be refused the second time."""
 
     def play(bed: Bed, number: int) -> None:
         if number == 0:
@@ -307,7 +307,7 @@ def produce(bed: Bed, number: int) -> None:
 
 
 def produce_plainly(bed: Bed, number: int) -> None:
-    """Add a job whose id is 7 in the end, however often its number was drawn."""
+    """Add a job that gets the id 7, however often a number was assigned."""
     bed.admin.set(bed.queue.id, 6)
     [one] = bed.run(add_jobs(bed.queue, [encode_job(NewJob("n"), NOW)], NOW, PLAINLY))
     assert one.id == "7"
@@ -340,7 +340,7 @@ def grow(bed: Bed, number: int) -> None:
 
 
 def broken_off(bed: Bed) -> None:
-    """A flow that was not added to its end, to a root that waits for an older child."""
+    """An incomplete flow whose root also waits for an older child."""
     old = flow.node(bed.queue, "top", waits=Waits.FOR_THESE)
     flow.add(bed, [old, flow.node(bed.queue, "old", old)])
     top = flow.node(bed.queue, "top", waits=Waits.FOR_MORE)
@@ -625,7 +625,7 @@ OPERATIONS = {
 
 
 def looked_at(bed: Bed) -> None:
-    """A queue in which every read finds something."""
+    """A queue with data for every read."""
     running(bed)
     failed = {"failedReason": "broke", "stacktrace": '["Traceback"]', "processedOn": NOW}
     bed.job("f", "failed", finishedOn=NOW, **failed)
@@ -672,7 +672,7 @@ def _acl(admin: Any, *words: str) -> None:
 
 @pytest.fixture
 def limited(server: Reachable, admin: redis.Redis) -> Iterator[str]:
-    """A user who may do everything, until a test forbids something."""
+    """A user with all permissions, until a test removes one."""
     name = f"u{uuid.uuid4().hex[:8]}"
     _acl(admin, "SETUSER", name, "on", ">secret", "~*", "&*", "+@all")
     yield name
@@ -738,7 +738,7 @@ def test_a_denied_look_says_so_and_shows_nothing_wrong(
 
 
 def _steady(found: Any) -> Any:
-    """Return what does not change while time passes: locks and limits live shorter each time."""
+    """Return the state without times to live, which change between reads."""
     return re.sub(r"(lock_seconds|lock_ms|limited_for)=[\d.]+", r"\1=…", repr(found))
 
 
@@ -751,7 +751,7 @@ def _by_place(bed: Bed) -> dict[str, list[str]]:
 
 
 def _places(bed: Bed) -> dict[str, list[str]]:
-    """Give where each job is, as often as it is there."""
+    """Return the places of each job, with duplicates."""
     pipe: Any = bed.admin.pipeline(transaction=False)
     for place in (*LISTS, *SETS):
         read = pipe.lrange if place in LISTS else pipe.zrange

@@ -1,4 +1,4 @@
-"""Children that end together tell their parents together: the same as one by one."""
+"""Children that finish in one call update their parents as if they finished one by one."""
 
 from __future__ import annotations
 

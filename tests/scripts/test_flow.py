@@ -1,4 +1,4 @@
-"""Flows are added whole, in one call or in several, and once."""
+"""Flows are added completely and once, in one call or several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""While its slot is on two nodes, a call does what it does to a whole queue, or nothing at all."""
+"""While its slot is on two nodes, a call runs for the whole queue or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others write into a queue, wrong on purpose or by mistake: it harms nobody else's job."""
+"""Malformed data of other writers does not affect the other jobs."""
 
 from __future__ import annotations
 

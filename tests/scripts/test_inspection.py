@@ -1,4 +1,4 @@
-"""What can be seen of a queue, without changing it."""
+"""Reading a queue without changing it."""
 
 from __future__ import annotations
 

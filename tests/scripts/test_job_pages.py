@@ -1,4 +1,4 @@
-"""Pages, places and searches: what is seen of jobs, whatever they hold."""
+"""Pages, positions and searches of jobs with any contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a job that may be large: each end of them at a bounded price."""
+"""Excerpts of large job fields, from both ends, at a bounded cost."""
 
 from __future__ import annotations
 

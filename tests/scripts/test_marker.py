@@ -1,4 +1,4 @@
-"""What a worker reads from the marker."""
+"""What a worker reads from the marker key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pausing and resuming merge the two lists in which jobs may wait; nothing is overwritten."""
+"""Pausing and resuming merge the two lists of waiting jobs, without overwriting either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs are removed with all they have, and nothing else is."""
+"""Jobs are removed with all their data, and nothing else is."""
 
 from __future__ import annotations
 

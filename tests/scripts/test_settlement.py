@@ -1,4 +1,4 @@
-"""What a cycle has done whose reply was lost can be seen in Redis."""
+"""The effects of a cycle whose reply was lost can be read from Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen of many queues and jobs without reading them."""
+"""Summaries of many queues and jobs without reading the jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs whose worker is gone are put back: all of them, once, and in bounded pieces."""
+"""Jobs of dead workers return to their queue: all of them, once, in bounded calls."""
 
 from __future__ import annotations
 

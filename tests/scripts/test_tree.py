@@ -1,4 +1,4 @@
-"""Where the children of a job are, by their keys, and what one call reads of them."""
+"""Finding the children of a job by their keys, and the size of one call."""
 
 from __future__ import annotations
 

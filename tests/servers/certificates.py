@@ -1,4 +1,4 @@
-"""TLS in front of a server: the ones that pip brings are built without it, so a proxy speaks it."""
+"""A TLS proxy in front of a server, because the servers that pip installs lack TLS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.servers.proxy import Proxy
 
 
 class Certificates:
-    """An authority of our own and what it issued, as files in `folder`."""
+    """A certificate authority and its certificates, as files in `folder`."""
 
     def __init__(self, folder: Path, *, host: str = "127.0.0.1") -> None:
         authority = trustme.CA()
@@ -28,7 +28,7 @@ class Certificates:
         self._server = authority.issue_cert(host, "localhost")
 
     def server_context(self, *, client_must_have_one: bool = False) -> ssl.SSLContext:
-        """Give the server's side; with `client_must_have_one`, clients show `client_file`."""
+        """Return the server's SSL context, which can require clients to present `client_file`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._server.configure_cert(context)
         if client_must_have_one:

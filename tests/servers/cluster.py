@@ -16,8 +16,8 @@ from tests.servers.waiting import plain_client, wait_until
 
 SLOTS = 16_384
 
-# After so many seconds a replica gives a failover up. Masters of 6.2 refuse their votes for some
-# time after the last one, so it may have to be asked again.
+# Seconds after which a replica gives up a failover. Masters of Redis 6.2 do not vote again for some
+# time after the last failover, so the request may have to be repeated.
 _MANUAL_FAILOVER = 5.5
 
 _OPTIONS = {
@@ -43,14 +43,14 @@ class Node:
         return self.server.port
 
     def run(self, *command: str | int) -> Any:
-        """Send a command to this node; give its reply as it is."""
+        """Send a command to this node and return its raw reply."""
         return self.client.execute_command(*command)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         self.client.close()
 
     def is_ok(self, nodes: int) -> bool:
-        """Tell whether this node sees so many nodes and serves all slots."""
+        """Return True if this node sees this many nodes and serves all slots."""
         said = self.run("CLUSTER", "INFO").split()
         return "cluster_state:ok" in said and f"cluster_known_nodes:{nodes}" in said
 
@@ -70,13 +70,13 @@ class Node:
         return any(first <= slot <= last and by[2] == self.id for first, last, by, *_ in slots)
 
     def is_in_sync(self) -> bool:
-        """Tell whether this replica has its master's data."""
+        """Return True if this replica has its master's data."""
         role = self.run("ROLE")
         return bool(role[0] == "slave" and role[3] == "connected")
 
 
 class Cluster:
-    """Owns its nodes until the end of its `with` block; made in about three seconds."""
+    """A cluster that runs during a `with` block. Starting it takes about three seconds."""
 
     def __init__(self, binary: Path, *, masters: int = 3, with_replica: bool = True) -> None:
         self._binary = binary
@@ -110,7 +110,7 @@ class Cluster:
         return "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.masters)
 
     def owner(self, key: str) -> Node:
-        """Give the master that serves `key` now, by the word of the masters themselves."""
+        """Return the master that serves `key` now, according to the masters."""
         slot = slot_of(key)
         for node in self.nodes:
             if node.is_master() and node.serves(slot):
@@ -118,17 +118,17 @@ class Cluster:
         raise LookupError(f"no master serves slot {slot}")
 
     def other_than(self, node: Node) -> Node:
-        """Give some other master."""
+        """Return any other master."""
         return next(other for other in self.masters if other is not node)
 
     def migrate(self, slot: int, source: Node, target: Node) -> Migration:
-        """Begin to move a slot: from now on clients meet ASK and TRYAGAIN."""
+        """Start to move a slot. From now on, clients get ASK and TRYAGAIN."""
         migration = Migration(self, slot, source, target)
         self._migrations.append(migration)
         return migration
 
     def await_replicated(self) -> None:
-        """Return when the replica has what the first master has now."""
+        """Wait until the replica has the first master's current data."""
         replica = self.replica
         assert replica is not None
         written = int(self.masters[0].run("ROLE")[1])
@@ -138,7 +138,7 @@ class Cluster:
         )
 
     def fail_over(self) -> tuple[Node, Node]:
-        """Let the first master and its replica change places; give the new master and the old."""
+        """Swap the first master and its replica. Return the new master and the old one."""
         old, new = self.masters[0], self.replica
         assert new is not None
         wait_until(new.is_in_sync, "the replica has the master's data")
@@ -156,7 +156,7 @@ class Cluster:
         return new, old
 
     def kill_master_with_replica(self) -> tuple[Node, Node]:
-        """Kill -9 the first master and wait until its replica serves; give the new and the dead."""
+        """Kill -9 the first master; return the new and the dead one when the replica serves."""
         old, new = self.masters[0], self.replica
         assert new is not None
         wait_until(new.is_in_sync, "the replica has the master's data")
@@ -173,7 +173,7 @@ class Cluster:
             node.run("FLUSHALL")
 
     def mend(self) -> None:
-        """Finish migrations, start what was killed, wait until all serve; all data stays."""
+        """Finish migrations, restart killed nodes, and wait until all serve. All data stays."""
         for node in self.nodes:
             if not node.server.running:
                 node.server.start()
@@ -209,10 +209,10 @@ class Cluster:
     def _share_slots(self) -> None:
         size = -(-SLOTS // self._count)
         for number, node in enumerate(self.masters):
-            # Epochs that differ from the start spare the nodes the settling of a collision.
+            # Different epochs from the start avoid the resolution of a collision.
             node.run("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             first = number * size
-            # ADDSLOTSRANGE is not known to 6.2.
+            # Redis 6.2 lacks ADDSLOTSRANGE.
             node.run("CLUSTER", "ADDSLOTS", *range(first, min(first + size, SLOTS)))
 
     def _meet(self) -> None:
@@ -226,7 +226,7 @@ class Cluster:
 
 
 class Migration:
-    """A slot on its way from one master to another; whoever holds it decides how far it is."""
+    """A slot that moves from one master to another. The test controls the progress."""
 
     def __init__(self, cluster: Cluster, slot: int, source: Node, target: Node) -> None:
         self._cluster = cluster
@@ -238,14 +238,14 @@ class Migration:
         source.run("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
 
     def move(self, *keys: str) -> None:
-        """Move these keys: the source now answers ASK for them."""
+        """Move these keys. The source now replies ASK for them."""
         if keys:
             wait_until(lambda: self._moves(keys), "the source serves")
 
     def _moves(self, keys: Sequence[str]) -> bool:
         try:
             self._source.run("MIGRATE", HOST, self._target.port, "", 0, 5000, "KEYS", *keys)
-        except ClusterDownError:  # the machine stood still, and nodes take each other for dead
+        except ClusterDownError:  # The machine stalled, and nodes consider each other dead.
             return False
         return True
 
@@ -253,7 +253,7 @@ class Migration:
         return list(self._source.run("CLUSTER", "GETKEYSINSLOT", self._slot, 10_000))
 
     def finish(self) -> None:
-        """Move the rest and tell every master who serves the slot now: they answer MOVED."""
+        """Move the rest, and update the slot's owner on every master. They reply MOVED."""
         if self._finished:
             return
         self._finished = True
@@ -264,7 +264,7 @@ class Migration:
             self._target,
             self._source,
             *others,
-        ):  # the target first: it may not be refused
+        ):  # Start with the target, whose update must not be refused.
             node.run("CLUSTER", "SETSLOT", self._slot, "NODE", self._target.id)
 
 

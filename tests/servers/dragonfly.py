@@ -4,7 +4,7 @@ Dragonfly itself needs a container. Two of its rules break scripts that work on 
 applies both:
 
 - Lua 5.4 has integers and floats. A float that a script returns is not cut to an integer, and a
-  float that is joined with a text reads `5.0`.
+  float that is concatenated with a string becomes `5.0`.
 - With `--cluster_mode=emulated --lock_on_hashtags`, a script may access a key that it does not
   declare only if a declared key has the same hash tag.
 """

@@ -1,4 +1,4 @@
-"""The kinds of servers that tests run against, and what to do where a machine lacks one."""
+"""The kinds of servers that tests run against, and how to handle missing ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS = (CONTAINER,) if IMAGE else (LUA_54,) if IS_LUA_54 else (VALKEY_9, REDIS_
 
 
 class Reachable(Struct, frozen=True):
-    """A server that tests share: leave its configuration and its life alone."""
+    """A server that tests share. Do not reconfigure or stop it."""
 
     kind: str
     url: str
@@ -56,7 +56,7 @@ def binary(kind: str) -> Path:
 
 
 def is_expected(kind: str) -> bool:
-    """Return whether a server of `kind` is installed, or has to be."""
+    """Return True if a server of `kind` is installed or required."""
     return kind in {CONTAINER, LUA_54} or isinstance(_find(kind), Path) or _is_required(kind)
 
 
@@ -90,7 +90,7 @@ def _redis_6() -> Path | str:
 
 @functools.cache
 def redis_7() -> Path | str:
-    # The wheel of Redis 6 may have put its own first.
+    # The wheel of Redis 6 may have put its own folder first.
     found = "redis-server is not installed"
     for folder in os.get_exec_path():
         path = shutil.which("redis-server", path=folder)
@@ -103,7 +103,7 @@ def redis_7() -> Path | str:
 
 
 class SharedServers:
-    """One server of each kind for the whole run, started when first asked for."""
+    """One server of each kind for the whole test run, started when it is first requested."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -116,7 +116,7 @@ class SharedServers:
         return self._started[kind]
 
     def emptied(self, kind: str) -> Reachable:
-        """Return a server without data that knows all scripts, whatever ran on it before."""
+        """Return an empty server with all scripts loaded."""
         server = self.get(kind)
         client = self.client(server)
         client.flushall()
@@ -127,7 +127,7 @@ class SharedServers:
         return server
 
     def client(self, server: Reachable) -> redis.Redis:
-        """Give the one client of a server: to make one takes longer than many a test."""
+        """Return the shared client of a server. Creating one takes longer than many tests."""
         if server not in self._clients:
             # `DragonflyRules` does not support RESP 3, which this client uses.
             url = self.get(VALKEY_9).url if server.kind == LUA_54 else server.url
@@ -167,7 +167,7 @@ def _container(image: str) -> Iterator[str]:
 
 
 def answers(url: str) -> bool:
-    """Return whether a server answers."""
+    """Return True if a server answers."""
     with redis.Redis.from_url(url) as client, suppress(redis.ConnectionError):
         return bool(client.ping())
     return False

@@ -1,4 +1,4 @@
-"""One connection through the proxy: two sockets, and the orders that say what happens to bytes."""
+"""One connection through the proxy: two sockets, and the rules for the bytes between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Cut(Enum):
-    """When a connection is cut: the order holds for one cut."""
+    """Rule that cuts one connection."""
 
     NEVER = "no order"
     BEFORE_REQUEST = "the next request does not reach the server"
@@ -31,7 +31,7 @@ class Cut(Enum):
 
 
 class Orders(Struct):
-    """What the proxy does to all its connections, now; and what it did."""
+    """Current rules for all connections of the proxy, and counters."""
 
     cut: Cut = Cut.NEVER
     containing: bytes = b""
@@ -48,26 +48,27 @@ class Orders(Struct):
 
 
 class Link:
-    """One connection of a client, and ours to the server."""
+    """A client's connection, and the proxy's connection to the server."""
 
     def __init__(self, target: Target, orders: Orders, links: set[Link], sides: set[Side]) -> None:
         self.client = Side(self, self._request)
         self.server = Side(self, self._reply)
         self.orders = orders
-        self.doomed = False  # its next reply is the one that never arrives
-        self._dead = False  # it lost bytes to a black hole
+        self.doomed = False  # Its next reply never arrives.
+        self._dead = False  # It has lost bytes to a black hole.
         self._target = target
         self._links = links
-        self.sides = sides  # of all links of the proxy: those whose sockets are open
+        self.sides = sides  # All links of the proxy whose sockets are open.
         self._connecting: asyncio.Task[None] | None = None
-        self._early: list[bytes] | None = []  # what came before there was a connection
-        self._held: list[bytes] = []  # requests that are late on their way
+        # Bytes that arrived before the connection was established.
+        self._early: list[bytes] | None = []
+        self._held: list[bytes] = []  # Delayed requests.
         self._held_replies: list[bytes] = []
 
     def opened(self) -> None:
-        """Connect to the server; until then the client's bytes wait, most of them in the kernel.
+        """Connect to the server. Until then, the client's bytes wait, most of them in the kernel.
 
-        A transport that is paused as soon as it is made reads once more in older Pythons.
+        In older Pythons, a transport that is paused immediately still reads once.
         """
         self.orders.accepted += 1
         self._links.add(self)
@@ -75,32 +76,32 @@ class Link:
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     def reset(self) -> None:
-        """Drop both connections at once; the client sees a reset."""
+        """Drop both connections immediately. The client sees a reset."""
         self._links.discard(self)
         for side in (self.client, self.server):
             side.abort()
 
     def forget(self) -> None:
-        """Pass nothing on any more, and close nothing."""
+        """Stop forwarding, without closing anything."""
         self._dead = True
 
     def close(self) -> None:
-        """End both connections; what is still under way arrives."""
+        """Close both connections after the pending bytes have arrived."""
         self._links.discard(self)
         for side in (self.client, self.server):
             side.finish()
 
     def lost(self, side: Side) -> None:
-        """Take in that one end is gone.
+        """Handle the loss of one end.
 
-        What a client said, and is late, arrives all the same; and of a dead link the server hears
-        nothing, so that it goes on serving somebody who has left.
+        Delayed requests of a client still arrive. The server does not notice a dead link, so it
+        continues to serve a client that has left.
         """
         if side is not self.client or not (self._held or self._dead):
             self.close()
 
     def deliver(self) -> None:
-        """Let all arrive that was held, also the requests of a client that is gone."""
+        """Deliver all delayed bytes, including requests of clients that have left."""
         replies, self._held_replies = self._held_replies, []
         for chunk in replies:
             self.client.send(chunk)
@@ -125,7 +126,7 @@ class Link:
             for chunk in early:
                 self._request(chunk)
             self.client.hold(held=False)
-        else:  # cut while it was connecting
+        else:  # It was cut while it was connecting.
             self.server.abort()
 
     def _request(self, chunk: bytes) -> None:
@@ -175,7 +176,7 @@ class Link:
             self.client.send(chunk)
             if orders.remaining == 0:
                 self._cut()
-                self.close()  # a reset could overtake the bytes that are to arrive
+                self.close()  # A reset could overtake the bytes that should arrive.
             return
         self.client.send(chunk)
 
@@ -200,7 +201,7 @@ class Side(asyncio.Protocol):
         self._late_size = 0
         self._open = False
         self._finishing = False
-        self._free_at = 0.0  # when the bytes before will have passed
+        self._free_at = 0.0  # Time when the previous bytes will have passed.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -229,7 +230,7 @@ class Side(asyncio.Protocol):
         self._peer.hold(held=False)
 
     def send(self, chunk: bytes) -> None:
-        """Write a chunk, after the delay and at the rate that are ordered."""
+        """Write a chunk with the configured delay and rate."""
         orders = self._link.orders
         if not self._open:
             return
@@ -248,7 +249,7 @@ class Side(asyncio.Protocol):
             loop.call_at(due, self._send_late)
 
     def hold(self, *, held: bool) -> None:
-        """Read no more from this end, or go on reading."""
+        """Pause or resume reading from this end."""
         if self._open and not self.transport.is_closing():
             if held:
                 self.transport.pause_reading()
@@ -262,11 +263,11 @@ class Side(asyncio.Protocol):
             self.transport.close()
 
     def abort(self) -> None:
-        """Close at once, with a reset."""
+        """Close immediately, with a reset."""
         self._late.clear()
         if self._open:
             with suppress(OSError):
-                if raw := self.transport.get_extra_info("socket"):  # TLS may have dropped it
+                if raw := self.transport.get_extra_info("socket"):  # TLS may have dropped it.
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.transport.abort()
 

@@ -1,7 +1,7 @@
-"""A network that tests can break: a TCP proxy in a thread, in front of a server.
+"""A TCP proxy in a thread in front of a server, to simulate network faults.
 
-Its orders return when they are in effect. A connection that lost bytes to a black hole is dead for
-good, as in a real network; `heal` makes the proxy behave for the connections that come after.
+Methods return when their rule is in effect. A connection that lost bytes to a black hole stays
+dead, as in a real network. `heal` restores normal behavior for later connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ORDER_LIMIT = 60.0
 
 
 class Proxy:
-    """Forwards to `target`; owns a thread and its connections until the end of its `with` block."""
+    """Forwards to `target`. The thread and its connections end with the `with` block."""
 
     def __init__(self, target: Target, *, tls: ssl.SSLContext | None = None) -> None:
         self.port = 0
@@ -56,21 +56,21 @@ class Proxy:
 
     @property
     def accepted(self) -> int:
-        """How many connections there have been."""
+        """Number of connections so far."""
         return self._orders.accepted
 
     @property
     def connections(self) -> int:
-        """How many connections are open now."""
+        """Number of open connections."""
         return self._order(lambda: len(self._links))
 
     @property
     def cuts(self) -> int:
-        """How many connections were cut by `cut_before_request` and the like."""
+        """Number of connections cut by `cut_before_request` and similar rules."""
         return self._orders.cuts
 
     def cut(self) -> None:
-        """Reset all connections now."""
+        """Reset all connections."""
         self._order(self._reset_all)
 
     def cut_one(self, random: Random) -> None:
@@ -84,7 +84,7 @@ class Proxy:
     def cut_before_reply(self, containing: bytes = b"") -> None:
         """Cut a connection when the server replies to its next request: executed, unanswered.
 
-        With other requests under way on that connection, the reply may be that of an earlier one.
+        If other requests are in flight on that connection, the reply may be that of an earlier one.
         """
         self._order(lambda: self._arm(Cut.BEFORE_REPLY, containing))
 
@@ -97,55 +97,55 @@ class Proxy:
         self._order(lambda: self._arm(Cut.AFTER_REQUEST_BYTES, b"", request_bytes))
 
     def hold_requests(self) -> None:
-        """Let requests be late, until `deliver`; a client that goes meanwhile has still sent them.
+        """Delay requests until `deliver`, even if the client disconnects before that.
 
         Its connection to the server stays open until then, as in a network with long queues.
         """
         self._order(lambda: setattr(self._orders, "holding", True))
 
     def hold_replies(self) -> None:
-        """Let replies be late, until `deliver`; requests arrive all the same."""
+        """Delay replies until `deliver`. Requests still arrive."""
         self._order(lambda: setattr(self._orders, "holding_replies", True))
 
     def hold_replies_at(self, containing: bytes) -> None:
-        """Let replies be late from the next request on that has these bytes in it."""
+        """Delay replies, starting with the next request that contains these bytes."""
         self._order(lambda: setattr(self._orders, "hold_replies_at", containing))
 
     def deliver(self) -> None:
-        """Let all arrive that was held, and hold no more."""
+        """Deliver everything that was delayed, and stop delaying."""
         self._order(self._deliver)
 
     def black_hole(self) -> None:
-        """Accept and swallow everything, both ways, and close nothing."""
+        """Accept and drop everything in both directions, without closing anything."""
         self._order(lambda: setattr(self._orders, "swallowing", True))
 
     def black_hole_at(self, containing: bytes) -> None:
-        """Be a black hole from the next request on that has these bytes in it."""
+        """Become a black hole at the next request that contains these bytes."""
         self._order(lambda: setattr(self._orders, "swallow_at", containing))
 
     def forget(self) -> None:
-        """Forget the connections that are open, without a word; new ones work."""
+        """Silently drop the open connections. New ones work."""
         self._order(self._forget_all)
 
     def throttle(self, rate: float) -> None:
-        """Let so many bytes per second pass on each connection, either way."""
+        """Limit each connection to this many bytes per second in each direction."""
         self._order(lambda: setattr(self._orders, "rate", rate))
 
     def slow_down(self, seconds: float) -> None:
-        """Let every chunk, both ways, arrive so much later."""
+        """Delay every chunk in both directions."""
         self._order(lambda: setattr(self._orders, "delay", seconds))
 
     def heal(self) -> None:
-        """Withdraw all orders; connections that lost bytes stay dead, new ones work."""
+        """Remove all rules. Connections that lost bytes stay dead, and new ones work."""
         self._order(self._withdraw)
         self.accept()
 
     def refuse(self) -> None:
-        """Refuse new connections; those that are open go on."""
+        """Refuse new connections. Open ones continue."""
         asyncio.run_coroutine_threadsafe(self._stop_listening(), self._loop).result(_ORDER_LIMIT)
 
     def accept(self) -> None:
-        """Accept connections, again at the same port."""
+        """Accept connections on the same port again."""
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_ORDER_LIMIT)
 
     def _order(self, action: Callable[[], T]) -> T:
@@ -171,7 +171,7 @@ class Proxy:
             listener, self._listener = self._listener, None
             for accepting in listener.sockets:
                 self._loop.remove_reader(accepting.fileno())
-            for _ in range(3):  # a connection that was just accepted needs its listener once more
+            for _ in range(3):  # A connection that was just accepted still needs its listener.
                 await asyncio.sleep(0)
             listener.close()
 
@@ -214,7 +214,7 @@ class Proxy:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        for side in list(self._sides):  # a link may be closed and still have late bytes to send
+        for side in list(self._sides):  # A closed link may still have delayed bytes to send.
             side.abort()
         for _ in range(10):  # transports close their sockets in a later round of the loop
             await asyncio.sleep(0)

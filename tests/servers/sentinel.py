@@ -16,8 +16,8 @@ from tests.servers.waiting import plain_client, wait_until
 NAME = "mymaster"
 QUORUM = 2
 
-# Not the publish-period: four times that long a sentinel waits before it makes a replica again of a
-# master it has not heard of, and so it would undo the failover of a busier one.
+# Do not lower the publish-period. A sentinel waits four times as long before it demotes an unknown
+# master, so it would undo the failover of a slower sentinel.
 _HASTE = ("info-period", "500", "ask-period", "200")
 # A sentinel that got no CPU for two seconds stops acting for 30: on a busy machine, a failover
 # would wait for that, perhaps several times.
@@ -26,7 +26,7 @@ _REPLICATED = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0"}
 
 
 class SentinelSet:
-    """Owns its servers until the end of its `with` block."""
+    """A Sentinel set that runs for the duration of a `with` block."""
 
     def __init__(self, binary: Path, *, replicas: int = 1, sentinels: int = 3) -> None:
         self._binary = binary
@@ -57,14 +57,14 @@ class SentinelSet:
 
     @property
     def master(self) -> ServerProcess:
-        """The server that all living sentinels call the master; LookupError while they differ."""
+        """The master according to all running sentinels. Raises `LookupError` if they disagree."""
         master = self._agreed()
         if master is None:
             raise LookupError("the sentinels do not agree on a master")
         return master
 
     def await_replicated(self) -> None:
-        """Return when the replicas have what the master has now."""
+        """Wait until the replicas have the master's current data."""
         master = self.master
         written = int(_run(master, "ROLE")[1])
         followers = [server for server in self.servers if server is not master]
@@ -74,14 +74,14 @@ class SentinelSet:
         )
 
     def fail_over(self) -> ServerProcess:
-        """Let the sentinels change the master; give the new one, when all know it."""
+        """Make the sentinels fail over. Return the new master when all of them know it."""
         self.await_ready()
         old = self.master
         assert _run(self.sentinels[0], "SENTINEL FAILOVER", NAME)
         return self._await_master_other_than(old)
 
     def kill_master(self) -> ServerProcess:
-        """Kill -9 the master; give the new one, when all sentinels know it."""
+        """Kill -9 the master. Return the new one when all sentinels know it."""
         self.await_ready()
         old = self.master
         old.kill()
@@ -93,7 +93,7 @@ class SentinelSet:
         _run(self.master, "FLUSHALL")
 
     def mend(self) -> None:
-        """Start what was killed, wait until a failover could succeed; all data stays."""
+        """Restart killed servers, and wait until a failover could succeed. All data stays."""
         for server in (*self.servers, *self.sentinels):
             if server.running:
                 server.resume()
@@ -105,7 +105,7 @@ class SentinelSet:
         self.await_ready()
 
     def await_ready(self) -> None:
-        """Start what was killed; return when a failover could succeed and none is under way."""
+        """Restart killed servers; return when a failover could succeed and none is in progress."""
         master = self.master
         for server in self.servers:
             if not server.running:
@@ -119,7 +119,7 @@ class SentinelSet:
         wait_until(self._is_ready, "sentinels know each other, and replicas are in sync", 60.0)
 
     def _start(self, server: ServerProcess) -> None:
-        """Start a killed server, which is empty: no sentinel may make it the master yet."""
+        """Start a killed server. It is empty, so no sentinel may promote it yet."""
         server.start()
         _run(server, "CONFIG SET", "replica-priority", "0")
 
@@ -128,7 +128,7 @@ class SentinelSet:
         return next((server for server in self.servers if ports == {server.port}), None)
 
     def _serving(self) -> ServerProcess | None:
-        """Give the master on which all agree, if it lives and knows of it."""
+        """Return the master that all agree on, if it is running and knows its role."""
         master = self._agreed()
         alive = master is not None and master.running and _run(master, "ROLE")[0] == "master"
         return master if alive else None
@@ -152,7 +152,7 @@ class SentinelSet:
         )
 
     def _await_master_other_than(self, old: ServerProcess) -> ServerProcess:
-        # One that still thinks that the master is down may begin another failover.
+        # A sentinel that still considers the master down may start another failover.
         wait_until(
             lambda: self._serving() not in (None, old) and all(map(_sees_master, self.sentinels)),
             "the sentinels agree on a new master",
@@ -172,7 +172,8 @@ class SentinelSet:
         }
         sentinel = ServerProcess(self._binary, options, arguments=("--sentinel",))
         self._stack.enter_context(sentinel)
-        with suppress(redis.ResponseError):  # 6.2 cannot be told to look more often: it is slower
+        # Redis 6.2 has no setting to check more often, so it is slower.
+        with suppress(redis.ResponseError):
             _run(sentinel, "SENTINEL DEBUG", *_HASTE, *_NO_TILT)
         return sentinel
 
@@ -187,7 +188,7 @@ def _sees_master(sentinel: ServerProcess) -> bool:
 def _follows(server: ServerProcess, master: ServerProcess) -> bool:
     try:
         role = _run(server, "ROLE")
-    except redis.ConnectionError:  # a server that becomes a replica closes its connections
+    except redis.ConnectionError:  # A server that becomes a replica closes its connections.
         return False
     return bool(role[0] == "slave" and int(role[2]) == master.port and role[3] == "connected")
 

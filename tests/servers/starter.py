@@ -1,4 +1,4 @@
-"""Processes that start an embedded server, and a look at the server from outside."""
+"""Processes that start an embedded server, and checks of that server from outside."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def server_pid(path: Path) -> int:
 
 
 def lives(pid: int) -> bool:
-    """Tell whether a process runs; one that ended and that init has not yet noted does not."""
+    """Return True if a process is running. A zombie is not."""
     try:
         os.kill(pid, 0)
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:  # no Linux: no more is to be known
+    except FileNotFoundError:  # Other systems than Linux offer no more information.
         return not Path("/proc/self").exists()
     except ProcessLookupError:
         return False
 
 
 def kill_server(path: Path) -> None:
-    """Kill -9 the server and return when it is gone."""
+    """Kill -9 the server and wait until it has exited."""
     pid = server_pid(path)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: ask(path, "PING") is None, "the server is gone")
@@ -57,7 +57,7 @@ def kill_server(path: Path) -> None:
 
 @contextmanager
 def starter(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that starts the server, says so, and stays until its input is closed."""
+    """A process that starts the server, reports that, and runs until its stdin is closed."""
     command = [sys.executable, "-c", START, str(folder)]
     with subprocess.Popen(
         command,

@@ -1,4 +1,4 @@
-"""What tests do with another process: ask it, and wait for its state."""
+"""Helpers that query another process and wait for its state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskbull.store.server_process import ServerProcess
 
 
 def plain_client(server: ServerProcess) -> redis.Redis:
-    """Give a client whose replies are what the server said: text, parsed by nobody."""
+    """Return a client whose replies are unparsed text."""
     client = redis.Redis(
         unix_socket_path=str(server.socket),
         decode_responses=True,
@@ -25,7 +25,7 @@ def plain_client(server: ServerProcess) -> redis.Redis:
 
 
 def wait_until(condition: Callable[[], bool], what: str, deadline: float = 60.0) -> None:
-    """Return as soon as `condition` holds; fail, naming `what` was awaited, after `deadline`."""
+    """Wait until `condition` holds. After `deadline`, fail with a message that contains `what`."""
     limit = time.monotonic() + deadline
     while not condition():
         assert time.monotonic() < limit, f"not within {deadline} s: {what}"

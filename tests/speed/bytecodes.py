@@ -1,4 +1,4 @@
-"""Bytecode instructions that the interpreter executes per job, in a process of their own.
+"""Bytecode instructions per job, counted in a separate process.
 
     python -m tests.speed.bytecodes URL asyncio|trio
 

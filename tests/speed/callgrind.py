@@ -2,8 +2,8 @@
 
     python -m tests.speed.callgrind [--kind redis-7|valkey-9] [--rounds N]
 
-The figure is the same to a few per cent on any machine, whatever else it does. ECHO makes callgrind
-write down what was executed since the last one: no debugger has to interrupt the server.
+The figure varies by a few percent between machines, and does not depend on their load. ECHO makes
+callgrind write the instructions since the last ECHO, so no debugger has to interrupt the server.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.speed.chunks import play
 from tests.speed.player import ADDED_PER_CALL, Player
 
 CYCLES = {50: 1000, 10: 500, 1: 250}
-"""Jobs per call, and how many of them are run."""
+"""Jobs per call, and number of jobs to run."""
 
 ALONE = 250
-"""How many jobs are added by calls of their own."""
+"""Number of jobs that are added one by one."""
 
 PIECES = {
     "add in bulk": 500,
@@ -43,37 +43,37 @@ PIECES = {
     "clean completed": 300,
     "sweep, all dead": 500,
 }
-"""Operations, and on how many jobs: two full calls, or more. More jobs are just more calls."""
+"""Operations and their number of jobs: at least two full calls. More jobs only add calls."""
 
 QUIET = {"hz": "1", "activerehashing": "no", "loglevel": "warning"}
-"""Of what the server does by itself, as little as can be."""
+"""Settings that minimize the server's background work."""
 
 _START_LIMIT = 60.0
 _TOTAL = re.compile(rb"^totals: (\d+)$", re.MULTILINE)
 
 
 class Instructions(Struct, frozen=True):
-    """What a plain job, or a child of a flow, costs the server, in instructions."""
+    """Server instructions per plain job and per child of a flow."""
 
     add: int
     """Added by `ADDED_PER_CALL` per call."""
     add_alone: int
     """Added by a call of its own."""
     cycle: dict[int, int]
-    """Taken and ended; by the number of jobs per call."""
+    """Fetched and finished, by the number of jobs per call."""
     add_child: int
-    """The child of a flow, added likewise."""
+    """A child of a flow, added by the same number per call."""
     cycle_children: dict[int, int]
-    """Children that are taken and ended; the last one lets their parent run."""
+    """Children fetched and finished. The last one releases their parent."""
 
 
 def has_valgrind() -> bool:
-    """Tell whether instructions can be counted here."""
+    """Return True if this machine can count instructions."""
     return shutil.which("valgrind") is not None
 
 
 def measure(program: Path) -> Instructions:
-    """Play plain jobs through the scripts, and count."""
+    """Run plain jobs through the scripts, and count instructions."""
     with _counted(program) as (url, folder), redis.Redis.from_url(url) as admin:
         store = SyncStore(parse(url))
         player = Player(store)
@@ -97,7 +97,7 @@ def measure(program: Path) -> Instructions:
 def _count_cycles(
     counter: _Counter, add: Callable[[int], None], drain: Callable[[int], None]
 ) -> tuple[int, dict[int, int]]:
-    """Add jobs and run them; give what each costs to add, and to run by the jobs per call."""
+    """Add and run jobs. Return the cost of adding one, and of running one by jobs per call."""
     added, cycles = 0, {}
     for at_once, jobs in CYCLES.items():
         counter.count()
@@ -109,9 +109,9 @@ def _count_cycles(
 
 
 def measure_calls(program: Path) -> dict[str, int]:
-    """Play operations on many jobs; give the instructions of the costliest call of each but one.
+    """Run operations on many jobs. Return the instructions of the second most expensive call.
 
-    That one may have met the server's chores: 600,000 instructions, once per second.
+    The most expensive one may include background work: 600,000 instructions, once per second.
     """
     with _counted(program) as (url, folder), redis.Redis.from_url(url) as admin:
         counter = _Counter(admin, folder)
@@ -124,7 +124,7 @@ def measure_calls(program: Path) -> dict[str, int]:
 
 @contextmanager
 def _counted(program: Path) -> Iterator[tuple[str, Path]]:
-    """Start a server whose instructions are counted; gives its address and callgrind's folder."""
+    """Start a server under callgrind. Yields its address and callgrind's folder."""
     with TemporaryDirectory(prefix="taskbull-callgrind-") as name:
         folder = Path(name)
         words = [
@@ -143,7 +143,7 @@ def _counted(program: Path) -> Iterator[tuple[str, Path]]:
 
 
 class _Counter:
-    """Gives how many instructions were executed since it was last asked."""
+    """Returns the number of instructions since its last call."""
 
     def __init__(self, admin: redis.Redis, folder: Path) -> None:
         self._admin = admin

@@ -1,4 +1,4 @@
-"""Operations on many jobs, call by call: what each call does is counted, whoever counts."""
+"""Operations on many jobs, with the work of each call counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that nobody else talks to: whatever they count is the test's own."""
+"""Servers with no other clients, so that their counters belong to the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server was made to do, from its own statistics: exact, whatever else the machine does."""
+"""The work of a server from its own statistics, exact under any load of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain jobs played through the scripts, with fixed data at a fixed time: each run is the same."""
+"""Runs plain jobs through the scripts with fixed data and times, so that each run is identical."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import Complete
-from taskbull.core.wire.flow import ParentWords
+from taskbull.core.wire.flow import ChildEncoder
 from taskbull.core.wire.job import encode_job
 from taskbull.scripts.add import CallSequence, FlowChunk, FlowNode, Waits, add_flow, add_jobs
 from taskbull.scripts.cycle import FetchOptions, Packed, cycle, pack_outcome
@@ -28,7 +28,7 @@ _TAKING = FetchOptions(30_000, worker_name="host-1234-abcdef")
 
 
 class Player:
-    """Adds plain jobs and runs them, as a worker with two calls under way does."""
+    """Adds plain jobs and runs them, like a worker with two calls in flight."""
 
     def __init__(self, store: SyncStore, queue: str = "counted") -> None:
         self.keys = QueueKeys(queue)
@@ -37,7 +37,7 @@ class Player:
         self._calls = count(1)
 
     def add(self, jobs: int, per_call: int = ADDED_PER_CALL, options: JobOptions = PLAIN) -> None:
-        """Add so many jobs."""
+        """Add this many jobs."""
         job = encode_job(NewJob("noop", DATA, options), NOW)
         for first in range(0, jobs, per_call):
             self._sequence.begin_call()
@@ -45,12 +45,12 @@ class Player:
             self.store.run(add_jobs(self.keys, part, NOW, self._sequence))
 
     def add_family(self, children: int, per_call: int = ADDED_PER_CALL) -> None:
-        """Add a flow: a parent, in a queue of its own that nobody serves, and so many children."""
+        """Add a flow with this many children. The parent is in a queue that no worker serves."""
         parents = QueueKeys(f"{self.keys.queue}-parents")
         parent_id = f"parent-{next(self._calls)}"
         job = NewJob("noop", DATA, PLAIN)
         root = replace(encode_job(job, NOW), job_id=parent_id)
-        words = ParentWords(parents, parent_id, "fail")
+        words = ChildEncoder(parents, parent_id, "fail")
         nodes = [FlowNode(parents, root, Waits.FOR_MORE)]
         nodes += [
             FlowNode(self.keys, words.encode(job, f"{parent_id}-{number}", NOW))
@@ -68,7 +68,7 @@ class Player:
             self.store.run(add_flow(nodes[0], chunk, NOW, sequence))
 
     def drain(self, at_once: int, *, from_ms: int = NOW) -> None:
-        """Run all jobs that there are, so many per call."""
+        """Run all jobs, this many per call."""
         running: list[list[Packed]] = [[], []]
         while True:
             now = from_ms + next(self._calls)
@@ -86,7 +86,7 @@ class Player:
                 return
 
     def take(self, at_once: int) -> None:
-        """Take all jobs, and leave them running."""
+        """Fetch all jobs, and leave them running."""
         token = "3f1c1d1e-aaaa-bbbb-cccc-1234567890ab:1"
         while self.store.run(cycle(self.keys, NOW, [], at_once, token, _TAKING)).jobs:
             pass

@@ -1,4 +1,4 @@
-"""How many bytecode instructions a job costs the interpreter: a figure that no neighbour disturbs.
+"""Bytecode instructions per job: figures that do not depend on the machine's load.
 
 Those of taskbull's own code are bounded more narrowly than all of them: the event loops and anyio
 are what pip finds, and may change by themselves.

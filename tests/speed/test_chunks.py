@@ -1,4 +1,4 @@
-"""No call holds the server: whatever the backlog is, a call does the same bounded work.
+"""No call blocks the server: with any backlog, each call does bounded work.
 
 How long a call takes depends on the machine; the commands that it makes and the bytes that it moves
 do not. They are counted around each call of an operation, with few jobs and with many: the most

@@ -1,4 +1,4 @@
-"""What jobs make the server do, and what goes over the wire, counted by the server itself.
+"""Commands and bytes per job, as counted by the server.
 
 Through the scripts, the counts are the same each time and on every kind of server: not one command
 or byte more is allowed. A real worker sends what has gathered as soon as it may; how many jobs go

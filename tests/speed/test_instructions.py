@@ -1,4 +1,4 @@
-"""What jobs and calls cost the server, in instructions: figures that no neighbour disturbs."""
+"""CPU instructions of the server per job: figures that do not depend on the machine's load."""
 
 from __future__ import annotations
 

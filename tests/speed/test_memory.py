@@ -1,4 +1,4 @@
-"""What stays in memory of jobs that were added or run: nothing, counted in blocks.
+"""Added and finished jobs leave no memory behind, counted in blocks.
 
 What a bulk takes at its peak: tests/app/test_bulk_memory.py.
 """

@@ -1,4 +1,4 @@
-"""Callers that count their runs in Redis without pause, and a record of what they saw."""
+"""Callers that increment counters in Redis continuously, and a record of their replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls for tests of the transport, and a peer that answers them in any way it is told to."""
+"""Calls for tests of the transport, and a peer with scripted replies."""
 
 from __future__ import annotations
 

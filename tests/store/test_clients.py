@@ -1,4 +1,4 @@
-"""A client of redis-py in place of a URL: it is read, never used.  # G5"""
+"""A redis-py client instead of a URL: its settings are read, and it is never used.  # G5"""
 
 from __future__ import annotations
 

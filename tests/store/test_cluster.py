@@ -1,4 +1,4 @@
-"""A real cluster of three masters: calls find their node, also while slots move and nodes die."""
+"""A real cluster of three masters: calls find their node while slots move and nodes die."""
 
 from __future__ import annotations
 

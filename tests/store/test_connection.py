@@ -1,4 +1,4 @@
-"""What callers see of one connection, while all goes well and while the network does not."""
+"""One connection from the callers' view, with a healthy and a broken network."""
 
 from __future__ import annotations
 

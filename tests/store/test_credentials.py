@@ -1,4 +1,4 @@
-"""Credentials that are asked for at each connection, on servers whose password changes."""
+"""Credentials that are requested for each connection, on servers whose password changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where queues are, and under which keys."""
+"""The address and the keys of queues."""
 
 from __future__ import annotations
 

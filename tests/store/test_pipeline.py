@@ -19,7 +19,7 @@ HALF = QUEUE_LIMIT // 2
 
 
 class PlainWaiter:
-    """A waiter that nobody awaits: it keeps what it was given."""
+    """A waiter without a task, which stores its result."""
 
     def __init__(self) -> None:
         self.result: Any = None
@@ -51,7 +51,7 @@ def queue(pipeline: Pipeline, *words: str, note: Note | None = None) -> PlainWai
 
 
 def commands(data: bytes) -> list[list[bytes]]:
-    """Read commands as a server would."""
+    """Parse commands as a server does."""
     reader = Reader()
     reader.feed(data)
     found = []
@@ -236,7 +236,7 @@ def test_refused_commands_make_room_and_what_is_sent_goes_on() -> None:
     pipeline.refuse(lambda: ConnectionLost("not there"))
     assert isinstance(queued[0].error, ConnectionLost)
     assert queued[1].error is None
-    assert queued[0].error is not queued[2].error  # a shared one would collect tracebacks
+    assert queued[0].error is not queued[2].error  # A shared one would collect tracebacks.
     assert not pipeline.full
     assert waiting.done()
     pipeline.feed(b"+PONG\r\n")
@@ -249,7 +249,7 @@ def test_a_lost_connection_leaves_doubt_about_what_was_sent_and_keeps_what_was_n
     pipeline.take()
     queued = queue(pipeline, "ECHO", "3")
     sent[1].cancel()
-    pipeline.feed(b"$1\r\n")  # half a reply, of no use to the next connection
+    pipeline.feed(b"$1\r\n")  # Half a reply, which the next connection cannot use.
     pipeline.lose("the cable was cut")
     assert isinstance(sent[0].error, MaybeExecuted)
     assert str(sent[0].error) == "the cable was cut before the reply came"
@@ -284,7 +284,7 @@ def test_what_is_no_protocol_is_no_reply(garbage: bytes) -> None:
     pipeline.lose("nonsense was said")
     queue(pipeline, "PING")
     pipeline.take()
-    pipeline.feed(b"+PONG\r\n")  # a new connection starts afresh
+    pipeline.feed(b"+PONG\r\n")  # A new connection starts with an empty buffer.
 
 
 @pytest.mark.parametrize(
@@ -302,18 +302,18 @@ def test_words_of_each_kind_are_packed(words: tuple[Any, ...], packed: bytes | N
 
 
 class Conversation(RuleBasedStateMachine):
-    """Callers come and go, bytes arrive in any pieces, connections die; a model keeps the books.
+    """Random callers, chunks of bytes and lost connections, compared with a model.
 
-    The server answers each command with its own number, so that a reply tells whose it is.
+    The server replies to each command with its number, so that a reply identifies its caller.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.pipeline = Pipeline()
         self.callers: dict[int, PlainWaiter] = {}
-        self.queued: list[int] = []  # by the model: what is to be sent, in order
-        self.wire = b""  # replies that have not arrived yet
-        self.replies: deque[tuple[int | None, int]] = deque()  # whose they are, and their size
+        self.queued: list[int] = []  # The model's commands to send, in order.
+        self.wire = b""  # Replies that have not arrived yet.
+        self.replies: deque[tuple[int | None, int]] = deque()  # Their callers and sizes.
         self.left: set[int] = set()
         self.answered: set[int] = set()
         self.doubtful: set[int] = set()
@@ -345,7 +345,7 @@ class Conversation(RuleBasedStateMachine):
                 continue
             asked = False
             number = int(command[1])
-            while self.queued[0] != number:  # those before it must have been given up
+            while self.queued[0] != number:  # Earlier ones must have been abandoned.
                 assert self.queued.pop(0) in self.left
             assert self.queued.pop(0) == number
             assert number not in self.left

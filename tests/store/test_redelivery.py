@@ -1,4 +1,4 @@
-"""A call that met trouble is brought to its end; here the steps are performed by hand."""
+"""Redelivery of a call after an error, with its steps performed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each reply that means trouble has its decided answer, from real servers, in every store."""
+"""Each error reply leads to the documented reaction, with real servers, in every store."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from tests.store.sample import ECHO, Peer, Words, command, count, echo, greet, s
 
 T = TypeVar("T")
 
-LIMIT = 60.0  # for a whole test: nothing here may hang
+LIMIT = 60.0  # For a whole test, because nothing here may hang.
 ENDLESS = "while true do end"
 QUICK = ConnectionOptions(longest_delay=0.1)
 
 
 @pytest.fixture(scope="module", params=["asyncio", "trio", "sync"])
 def way(request: pytest.FixtureRequest) -> str:
-    """How calls are run: by the store of one of the event loops, or by the sync one in threads."""
+    """A way to run calls: with the store of an event loop, or with the sync one in threads."""
     return str(request.param)
 
 
@@ -54,7 +54,7 @@ def anyio_backend(way: str) -> str:
 
 @pytest.fixture(params=[VALKEY_9, REDIS_6, REDIS_7])
 def own(request: pytest.FixtureRequest, private_server: PrivateServers) -> ServerProcess:
-    """A server of each kind in turn, for this test alone."""
+    """A private server of each kind in turn."""
     return private_server(kind=request.param)
 
 
@@ -65,14 +65,14 @@ def client(own: ServerProcess) -> Iterator[Any]:
 
 
 class Run(Protocol):
-    """`run` of a store, whichever it is."""
+    """`run` of any store."""
 
     def __call__(self, call: Request[T], /, *, timeout: float | None = None) -> Awaitable[T]: ...
 
 
 @asynccontextmanager
 async def running(way: str, url: str) -> AsyncIterator[Run]:
-    """Open a store; the test in the block has its limit of time."""
+    """Open a store, and limit the time of the test in the block."""
     with fail_after(LIMIT):
         if way != "sync":
             async with open_store(parse(url), QUICK) as store:
@@ -94,7 +94,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def calls_of(client: Any, name: str) -> int:
-    """How often the server was asked to run a command, since its statistics were reset."""
+    """Return the calls of a command since the server's statistics were reset."""
     stats = client.execute_command("INFO", "commandstats")
     for line in stats.splitlines():
         if line.lower().startswith(f"cmdstat_{name}:calls="):
@@ -112,7 +112,7 @@ async def refusal(run: Awaitable[Any]) -> ServerRefused:
     return caught.value
 
 
-# Not now
+# Temporary refusals.
 
 
 LOADING_SLOWLY = {"key-load-delay": "3000", "rdbcompression": "no"}
@@ -210,7 +210,7 @@ async def test_a_server_that_runs_somebodys_endless_script_is_waited_for(
         async with create_task_group() as others:
             others.start_soon(to_thread.run_sync, run_endless_script, own)
             await until(lambda: (ask(own.socket, "PING") or "").startswith("-BUSY"), "it is busy")
-            refused = await refusal(run(count(prefix), timeout=1.5))  # N5: with time for an answer
+            refused = await refusal(run(count(prefix), timeout=1.5))  # N5: with time for a reply.
             assert refused.code == "BUSY"
             results: list[int] = []
 
@@ -319,7 +319,8 @@ async def test_who_is_not_let_in_is_told_at_once(
     [
         ("+ping +info", "evalsha"),
         ("+ping +info +evalsha", "script"),
-        ("+ping +info +evalsha +script", "hincrby|script"),  # Redis 7 names no command there
+        # Redis 7 does not name the command there.
+        ("+ping +info +evalsha +script", "hincrby|script"),
         ("+info +evalsha +script +hincrby", "ping"),
     ],
 )
@@ -346,7 +347,7 @@ async def test_a_script_that_fails_in_the_middle_is_not_run_again(
         assert client.get(prefix) == "done"
 
 
-# Somewhere else, or something missing
+# Wrong node, or missing scripts.
 
 
 async def test_a_script_that_the_server_forgot_is_loaded_again(
@@ -457,7 +458,7 @@ async def test_a_server_that_becomes_a_replica_ends_the_wait_and_is_asked_anew(
             await blocking.close()
 
 
-# What is no Redis at all
+# Servers other than Redis.
 
 
 @contextmanager
@@ -487,7 +488,7 @@ async def test_a_web_server_is_no_redis(way: str, prefix: str) -> None:
 
 
 class Answers:
-    """What a peer says to the commands after the greeting, one by one; then it just greets."""
+    """A peer's replies to the commands after the handshake. Later, it only does handshakes."""
 
     def __init__(self, *answers: bytes | None) -> None:
         self._answers = list(answers)
@@ -530,7 +531,7 @@ NOSCRIPT = b"-NOSCRIPT No matching script.\r\n"
 
 
 async def test_the_time_of_a_call_includes_the_loading_of_its_script(way: str, prefix: str) -> None:
-    with Peer(Answers(NOSCRIPT, b"")) as peer:  # it says nothing to SCRIPT LOAD
+    with Peer(Answers(NOSCRIPT, b"")) as peer:  # It does not reply to SCRIPT LOAD.
         async with running(way, peer.url) as run:
             with fail_after(LIMIT), pytest.raises((ConnectionLost, MaybeExecuted)):
                 await run(count(prefix), timeout=0.4)
@@ -555,7 +556,7 @@ async def test_loading_is_tried_again_when_the_server_cannot_just_then(
             assert await run(count(prefix)) == 7
 
 
-# All at once
+# All together.
 
 
 async def test_trouble_of_some_is_no_trouble_of_others(

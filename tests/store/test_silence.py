@@ -1,4 +1,4 @@
-"""Links that a network has forgotten, servers that stand still, and what merely takes long."""
+"""Silently dropped links, frozen servers, and calls that are merely slow."""
 
 from __future__ import annotations
 

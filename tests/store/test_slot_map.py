@@ -51,7 +51,7 @@ def test_nothing_is_known_at_first_but_the_nodes_of_the_address() -> None:
     empty = SlotMap((SEED, ONE))
     assert empty.known(FOO) is None
     assert empty.masters == []
-    assert empty.guides() == [SEED, ONE]
+    assert empty.nodes_to_ask() == [SEED, ONE]
     with pytest.raises(ConnectionLost, match="no node of the cluster serves slot 12182 now"):
         empty.node_of(FOO)
 
@@ -113,17 +113,17 @@ def test_a_forgotten_map_still_knows_whom_to_ask() -> None:
     found.doubt()
     assert found.known(FOO) is None
     assert found.masters == []
-    assert found.guides() == [TWO, ONE, SEED]  # who drew it first: it has answered before
+    assert found.nodes_to_ask() == [TWO, ONE, SEED]  # who drew it first: it has answered before
 
 
 def test_each_node_is_asked_once_and_the_newest_too() -> None:
     found = drawn(asked=ONE)
     found.moved(FOO, NEW)
-    assert found.guides() == [ONE, TWO, NEW, SEED]
+    assert found.nodes_to_ask() == [ONE, TWO, NEW, SEED]
 
 
 def test_the_next_map_replaces_the_last_one() -> None:
     found = drawn()
     found.draw(slots((0, 16383, NEW)), NEW)
     assert found.masters == [NEW]
-    assert found.guides() == [NEW, SEED]
+    assert found.nodes_to_ask() == [NEW, SEED]

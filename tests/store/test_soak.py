@@ -1,6 +1,6 @@
 """Many callers, cancelled at random, over connections that are killed, cut and black-holed.
 
-A run of the suite does a small soak; `nox -s soak` one of over a million replies.
+The default run is small. `nox -s soak` reads over a million replies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COUNT_AND_ECHO = script("redis.call('HINCRBY', KEYS[1], ARGV[1], 1) return ARGV[
 
 
 class Caller:
-    """Calls a script that counts its runs, and keeps a ledger of what it was told."""
+    """Calls a script that counts its runs, and records the replies."""
 
     def __init__(self, number: int, store: Store, key: str, random: Random) -> None:
         self._field = f"caller {number}"
@@ -44,7 +44,7 @@ class Caller:
         self.slowest = 0.0
 
     async def call(self) -> None:
-        """Make one call, of a random kind, and note what came of it."""
+        """Make one call of a random kind, and record its result."""
         random = self._random
         self._calls += 1
         text = f"{self._field}-{self._calls}-" + "x" * random.choice((1, 10, 3000))
@@ -67,14 +67,14 @@ class Caller:
             self.slowest = max(self.slowest, monotonic() - began)
 
     def agrees_with(self, runs: int) -> bool:
-        """Tell whether Redis counted what this caller was told, or might have expected."""
+        """Return True if the count in Redis is consistent with this caller's replies."""
         certain = self.told["answered"]
         possible = certain + self.told["maybe executed"] + self.told["cancelled"]
         return certain <= runs <= possible
 
 
 class Troublemaker:
-    """Kills, cuts and black-holes connections until it is told to stop."""
+    """Kills, cuts and black-holes connections until it is stopped."""
 
     def __init__(self, admin: redis.Redis, proxy: Proxy, random: Random) -> None:
         self._admin = admin
@@ -100,7 +100,7 @@ class Troublemaker:
                 self._proxy.cut_before_reply()
             case "black hole":
                 self._proxy.black_hole()
-                self._proxy.heal()  # what was open stays dead: a new connection works
+                self._proxy.heal()  # Open connections stay dead. A new one works.
 
 
 async def test_no_reply_goes_astray_and_no_script_runs_more_often_than_told(
@@ -142,6 +142,6 @@ async def test_no_reply_goes_astray_and_no_script_runs_more_often_than_told(
     print(f"the longest call with a deadline of {DEADLINE} s took {slowest:.2f} s")
     assert told["answered"] >= REPLIES
     assert told["wrong reply"] == 0
-    assert slowest < DEADLINE + 5  # it hung, else
+    assert slowest < DEADLINE + 5  # Otherwise it would hang.
     for number, caller in enumerate(callers):
         assert caller.agrees_with(counts.get(f"caller {number}", 0)), (number, caller.told)

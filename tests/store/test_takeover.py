@@ -1,4 +1,4 @@
-"""A new link ends the one before on the server's side: what is still on its way is dropped."""
+"""A new link closes the previous one on the server, so that requests in flight are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixture that gives a test a real server of its own."""
+"""The fixture that gives a test its own real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What type checkers must accept, and the types that they must find. Never run, only checked."""
+"""Code that type checkers must accept, with the types that they must infer. Never run."""
 
 from __future__ import annotations
 

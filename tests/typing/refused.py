@@ -1,4 +1,4 @@
-"""What type checkers must refuse: an error that is not found is itself an error, by both of them.
+"""Code that type checkers must reject: both of them must report each marked error.
 
 Never run, only checked.
 """

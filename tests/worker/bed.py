@@ -1,4 +1,4 @@
-"""A queue with a worker of the test's own, and a record of what the worker tells."""
+"""A queue with a dedicated worker, and a record of the worker's events."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.servers.kinds import Reachable
 E = TypeVar("E", bound=events.Event)
 
 LIMIT = 60.0
-"""Seconds after which an event that a test waits for is taken to be missing."""
+"""Timeout for an awaited event, in seconds."""
 
 
 class Recorder:
-    """Remembers all events, and lets tests wait for some."""
+    """Records all events, and lets tests wait for some of them."""
 
     def __init__(self) -> None:
         self.events: list[events.Event] = []
@@ -45,7 +45,7 @@ class Recorder:
         where: Callable[[E], bool] = lambda _: True,
         limit: float = LIMIT,
     ) -> list[E]:
-        """Give the first `count` events of a kind, as soon as there are so many."""
+        """Return the first `count` events of a kind, as soon as they have been emitted."""
         with fail_after(limit):
             while len(found := [event for event in self.of(kind) if where(event)]) < count:
                 await self._change.wait()
@@ -56,7 +56,7 @@ class Recorder:
 
 
 class HandClock(Clock):
-    """A clock that tests turn by hand; the wall's time goes with it."""
+    """A clock that tests advance by hand, together with the wall-clock time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,15 +77,15 @@ class HandClock(Clock):
                 await super().sleep_until(at - self._ahead)
 
     def turn(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self._ahead += seconds
         self._turned.set()
         self._turned = Event()
 
     async def turn_until(self, condition: Callable[[], bool]) -> None:
-        """Let time pass until the condition holds, in steps that are shorter than a lock.
+        """Advance the time until the condition holds, in steps shorter than a lock.
 
-        One large step may not do: a worker that reads a late reply starts to wait after it.
+        One large step may not suffice: a worker that reads a late reply starts to wait after it.
         """
         with fail_after(LIMIT):
             while not condition():
@@ -106,7 +106,7 @@ class WorkerBed:
         self.record = Recorder()
 
     def worker(self, handler: Any, **more: Any) -> Worker:
-        """Make a worker of the queue; `more` are its options, or parameters of its own."""
+        """Make a worker for the queue. `more` holds its options and other arguments."""
         own = {"resolve", "policy", "circuit_breaker", "clock", "redis", "on"}
         given = {name: more.pop(name) for name in own & set(more)}
         queues = more.pop("queues", "q")
@@ -126,12 +126,12 @@ class WorkerBed:
 
 
 async def until(condition: Callable[[], bool], limit: float = LIMIT) -> None:
-    """Wait for what no event tells: the state of a server, of a thread, of another process."""
+    """Wait for a state without an event: of a server, a thread or another process."""
     with fail_after(limit):
         while not condition():  # noqa: ASYNC110 - nobody would set an event
             await sleep(0.01)
 
 
 async def echo(job: Any) -> Any:
-    """Give back what the job was given."""
+    """Return the job's data."""
     return job.data

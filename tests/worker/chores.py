@@ -1,4 +1,4 @@
-"""Jobs whose runs go by a plan that was drawn beforehand, and a ledger of what became of them."""
+"""Jobs that follow a plan drawn beforehand, and a record of their outcomes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _KINDS = {**_ENDS, **_STEPS}
 
 
 class Chores:
-    """Adds jobs, runs them as planned, and listens to what a worker tells of them.
+    """Adds jobs, runs them as planned, and listens to a worker's events about them.
 
-    It is a handler's maker and a listener in one: each run, each event and, at the end, each entry
-    in the queue's own stream is held against the plan.
+    It creates the handler and is a listener too. Each run, each event and, at the end, each
+    entry in the queue's stream is compared with the plan.
     """
 
     def __init__(self, bed: WorkerBed, random: Random) -> None:
@@ -60,11 +60,11 @@ class Chores:
 
     @property
     def outstanding(self) -> int:
-        """How many jobs have not ended."""
+        """Number of unfinished jobs."""
         return len(self.plans) - self._ended
 
     async def add(self, count: int) -> None:
-        """Add jobs; some are not kept when they have ended, some have a priority."""
+        """Add jobs. Some are removed when they finish, and some have a priority."""
         random = self._random
         plans: list[list[str]] = []
         entries: list[Any] = []
@@ -85,7 +85,7 @@ class Chores:
         self.plans.update(zip([handle.id for handle in handles], plans, strict=True))
 
     async def handler(self, job: RunningJob) -> str:
-        """Do what the plan says for this run."""
+        """Perform the planned action for this run."""
         plan = job.data["plan"]
         run = self.runs[job.id]
         self.runs[job.id] += 1
@@ -103,27 +103,27 @@ class Chores:
         return "as planned"
 
     async def at_most(self, outstanding: int, limit: float = 60.0) -> None:
-        """Wait until no more jobs than this have not ended."""
+        """Wait until at most this many jobs are unfinished."""
         with fail_after(limit):
             while self.outstanding > outstanding:
                 await self._change.wait()
 
     async def more(self, count: int, limit: float = 60.0) -> None:
-        """Wait until so many more have ended."""
+        """Wait until this many more jobs have finished."""
         goal = self._ended + count
         with fail_after(limit):
             while self._ended < goal:
                 await self._change.wait()
 
     async def others_more(self, kind: type[events.Event], count: int, limit: float = 60.0) -> None:
-        """Wait until so many more events of a kind that is not about a job were told."""
+        """Wait until this many more events that are not about a job were emitted."""
         goal = self.others[kind] + count
         with fail_after(limit):
             while self.others[kind] < goal:
                 await self._change.wait()
 
     def check(self) -> None:
-        """Fail unless each job ran and ended as planned: each step once, nothing more."""
+        """Fail unless each job ran and finished as planned, with each step exactly once."""
         for job_id, plan in self.plans.items():
             expected = Counter(_KINDS[step] for step in plan)
             expected[events.Started] = len(plan)
@@ -132,14 +132,14 @@ class Chores:
         self.check_redis()
 
     def begun(self) -> set[str]:
-        """Give the jobs of which anything was told so far."""
+        """Return the jobs that any event was about so far."""
         return {job_id for job_id, told in self.told.items() if told}
 
     def check_after_failover(self, begun: set[str]) -> None:
-        """Fail unless each job has ended once, as planned, by the word of the new primary.
+        """Fail unless each job finished once, as planned, according to the new primary.
 
-        Replication is asynchronous: what the old one had accepted last may be gone, so a job that
-        had `begun` by then may have run, and have been told, once more. No other has.
+        Replication is asynchronous, so the last writes of the old primary may be lost. A job that
+        had `begun` by then may have run, and been reported, twice. No other job has.
         """
         for job_id, plan in self.plans.items():
             told = self.told[job_id]
@@ -152,16 +152,16 @@ class Chores:
         self._check_nothing_left()
 
     def is_drained(self) -> bool:
-        """Tell whether every job has ended, as we were told and as Redis has it."""
+        """Return True if every job has finished, according to both our events and Redis."""
         told = all(
             self.told[job_id][events.Completed] + self.told[job_id][events.Failed]
             for job_id in self.plans
         )
-        # In one command: a job that goes from one place to another meanwhile is in neither.
+        # Use one command, so that a job that moves between lists is not missed.
         return told and not self._bed.admin.exists(*self._places())
 
     def check_redis(self) -> None:
-        """Fail unless Redis has ended each job once, and nothing is left over."""
+        """Fail unless Redis finished each job once, and nothing is left over."""
         starts: Counter[str] = Counter()
         for entry in looking.entries(self._bed):
             assert entry.event != "stalled", f"job {entry.job_id} stalled"
@@ -192,7 +192,7 @@ class Chores:
 
 
 class HeldChores:
-    """Runs chores, some of them not before the test says so."""
+    """Runs chores. Some of them wait until the test releases them."""
 
     def __init__(self, bed: WorkerBed, chores: Chores) -> None:
         self._bed = bed
@@ -201,7 +201,7 @@ class HeldChores:
         self.running = 0
 
     async def add(self, gate: str, count: int) -> None:
-        """Add jobs that run until their gate is opened."""
+        """Add jobs that run until the test opens their gate."""
         self._gates[gate] = Event()
         data = {"plan": ["completed"], "gate": gate}
         handles = await self._bed.queue.add_bulk([("held", data)] * count)

@@ -1,4 +1,4 @@
-"""What Redis has of a queue, looked at by a plain client."""
+"""The contents of a queue in Redis, read by a plain client."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Entry(Struct, frozen=True):
 
 
 def keep_all_entries(bed: WorkerBed) -> None:
-    """Let nothing be trimmed from the stream."""
+    """Disable trimming of the stream."""
     bed.admin.hset(bed.keys.meta, "opts.maxLenEvents", 100_000_000)
 
 
 def entries(bed: WorkerBed, after: str = "") -> list[Entry]:
-    """Give the entries in the queue's stream, those after an id or all."""
+    """Return the entries in the queue's stream, all or those after an id."""
     client: Any = bed.admin
     found = client.xrange(bed.keys.events, min=f"({after}" if after else "-")
     return [
@@ -34,35 +34,35 @@ def entries(bed: WorkerBed, after: str = "") -> list[Entry]:
 
 
 def last_entry_id(bed: WorkerBed) -> str:
-    """Give the id of the newest entry."""
+    """Return the id of the newest entry."""
     client: Any = bed.admin
     [(entry_id, _)] = client.xrevrange(bed.keys.events, count=1)
     return str(entry_id.decode())
 
 
 def ends(bed: WorkerBed) -> Counter[str]:
-    """Count by the stream how often each job has completed or failed."""
+    """Count in the stream how often each job has completed or failed."""
     return Counter(one.job_id for one in entries(bed) if one.event in {"completed", "failed"})
 
 
 def listed(bed: WorkerBed, key: str) -> list[str]:
-    """Give the ids in a list of the queue."""
+    """Return the ids in a list of the queue."""
     client: Any = bed.admin
     return [job_id.decode() for job_id in client.lrange(key, 0, -1)]
 
 
 def ranked(bed: WorkerBed, key: str) -> list[str]:
-    """Give the ids in a sorted set of the queue."""
+    """Return the ids in a sorted set of the queue."""
     client: Any = bed.admin
     return [job_id.decode() for job_id in client.zrange(key, 0, -1)]
 
 
 def locks(bed: WorkerBed) -> list[str]:
-    """Give the keys of all locks."""
+    """Return the keys of all locks."""
     client: Any = bed.admin
     return [key.decode() for key in client.scan_iter(f"{bed.keys.base}*:lock", count=10_000)]
 
 
 def lock_of(bed: WorkerBed, job_id: str) -> str:
-    """Give the key of a job's lock."""
+    """Return the key of a job's lock."""
     return f"{bed.keys.job(job_id)}:lock"

@@ -1,4 +1,4 @@
-"""How much is enough: a few for a run of the suite, the full number for `nox -s soak`."""
+"""Sizes of stress tests: small in a normal run, full in `nox -s soak`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.servers.kinds import KINDS
 FULL = bool(os.environ.get("TASKBULL_WORKER_SOAK"))
 
 SEED = int(os.environ.get("TASKBULL_SOAK_SEED", "20264"))
-"""What chance begins with; a test that fails names it."""
+"""Seed of the random numbers, printed by a failing test."""
 
 
 ROUGH_KINDS = KINDS if FULL else KINDS[:1]
-"""The kinds of servers for tests that go on for long."""
+"""Kinds of servers for long tests."""
 
 
 def scaled(few: int, full: int) -> int:
-    """Give `full` in a soak, else `few`."""
+    """Return `full` in a soak, otherwise `few`."""
     return full if FULL else few

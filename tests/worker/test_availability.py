@@ -1,4 +1,4 @@
-"""Whether Redis can be reached, as events: a table of what connections tell."""
+"""Events about the availability of Redis, from tables of connection changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task that blocks the event loop loses no lock, and is named; one that hangs for good does."""
+"""A task that blocks the event loop keeps its lock and is reported; one that hangs loses it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _compute(seconds: float) -> None:
 
 @contextmanager
 def _swept(bed: WorkerBed) -> Iterator[list[str]]:
-    """Sweep without pause, from a thread; gives the ids of jobs that were put back."""
+    """Sweep continuously in a thread. Yields the ids of returned jobs."""
     put_back: list[str] = []
     over = threading.Event()
     store = SyncStore(parse(bed.url))
@@ -87,7 +87,7 @@ async def test_a_job_that_blocks_the_loop_keeps_its_lock_and_is_named(
 
 
 class Other:
-    """Another worker, in an event loop and a thread of its own."""
+    """Another worker, in its own event loop and thread."""
 
     def __init__(self, bed: WorkerBed, backend: str) -> None:
         self._bed = bed
@@ -105,7 +105,7 @@ class Other:
         self._thread.join(60)
 
     def wait(self, count: int) -> None:
-        """Block, until it has completed so many jobs."""
+        """Block until it has completed this many jobs."""
         limit = time.monotonic() + 60
         while len(self.completed) < count and time.monotonic() < limit:
             time.sleep(0.01)
@@ -155,9 +155,9 @@ async def test_the_jobs_of_a_loop_that_hangs_go_to_another_worker(
 
 
 def _balanced(bed: WorkerBed, job_id: str) -> bool:
-    """Tell whether each start that the worker told of a job is followed by one end.
+    """Return True if each started event of a job is followed by one event that ends the run.
 
-    A job that was not started, for its lock was gone, is told as lost.
+    A job that did not start because its lock was gone is reported as lost.
     """
     told = [type(event) for event in bed.record.of(events.JobEvent) if event.job.id == job_id]
     told = [kind for kind in told if kind is not events.Stalled]

@@ -1,4 +1,4 @@
-"""The end of a burst: what is waited for, what is left."""
+"""The end of a burst: what the worker waits for, and what it leaves."""
 
 from __future__ import annotations
 

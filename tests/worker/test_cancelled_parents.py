@@ -1,4 +1,4 @@
-"""A running job that is cancelled takes its children with it, those that have not started."""
+"""Cancelling a running job also cancels its children that have not started."""
 
 from __future__ import annotations
 

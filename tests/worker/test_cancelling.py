@@ -1,4 +1,4 @@
-"""Running jobs that somebody cancels: they are told, and end once."""
+"""Running jobs that are cancelled are notified, and finish once."""
 
 from __future__ import annotations
 

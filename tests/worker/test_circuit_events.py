@@ -1,4 +1,4 @@
-"""A circuit breaker at work: its transitions are told, and its timer is an alarm."""
+"""A circuit breaker in a worker: its events, and its timer."""
 
 from __future__ import annotations
 

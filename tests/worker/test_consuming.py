@@ -1,4 +1,4 @@
-"""Jobs are taken in BullMQ's order, as many at once as there are slots, and run."""
+"""Jobs run in BullMQ's order, with as many concurrently as there are slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many jobs a worker asks for, and when: tables."""
+"""How many jobs a worker fetches, and when, as tables."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_circuit_breaker_has_the_last_word() -> None:
 @pytest.mark.parametrize(
     ("state", "outcomes", "apart", "want"),
     [
-        # Nothing is under way: whatever there is to say is said.
+        # No call is in flight, so anything due is sent.
         (demand(occupied=10), 1, 0, 0),
         (demand(occupied=9), 1, 0, 1),
         (demand(occupied=9, wants_jobs=False), 1, 0, 1),
@@ -65,16 +65,16 @@ def test_a_circuit_breaker_has_the_last_word() -> None:
         (demand(wants_jobs=True), 0, 0, 10),
         (demand(occupied=10, wants_jobs=True), 0, 0, None),
         (demand(100), 0, 0, BATCH),
-        # One is: a further one is worth it for half of the slots.
+        # One is in flight. Another one is sent for half of the slots.
         (demand(occupied=10, under_way=1), 4, 0, None),
         (demand(occupied=5, under_way=1), 5, 0, 5),
         (demand(occupied=6, under_way=1), 0, 0, None),
         (demand(occupied=5, under_way=1), 0, 0, 5),
         (demand(occupied=5, under_way=1, wants_jobs=False), 0, 0, None),
         (demand(1, under_way=1), 1, 0, 1),
-        # There is an end to it.
+        # The number of calls in flight is limited.
         (demand(under_way=CALLS), 50, 0, None),
-        # After a refusal, one by one, and no jobs.
+        # After a refusal, outcomes are sent one by one, without fetching.
         (demand(), 3, 3, 0),
         (demand(under_way=1), 50, 1, None),
     ],
@@ -88,10 +88,10 @@ def test_when_a_call_is_due_and_what_it_asks_for(
 @pytest.mark.parametrize(
     ("taken", "woken", "wants_jobs"),
     [
-        (5, False, True),  # all that was wanted: there may be more
+        (5, False, True),  # It got all requested jobs, so there may be more.
         (4, False, False),
         (0, False, False),
-        (0, True, True),  # somebody knows of jobs that came after this call
+        (0, True, True),  # Jobs were reported after this call was sent.
     ],
 )
 def test_whether_there_may_be_more_jobs(taken: int, woken: bool, wants_jobs: bool) -> None:

@@ -1,4 +1,4 @@
-"""A user who may do all but one command: his worker loses no job, and ends all when he may.
+"""A worker without permission for one command loses no job, and finishes all once it is granted.
 
 Some of the jobs are children, whose parent waits for them and gets all their results.
 """

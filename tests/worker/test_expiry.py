@@ -1,4 +1,4 @@
-"""Jobs that must begin by some time."""
+"""Jobs with a deadline for their start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs with numbers, ids and options that nobody should write: each ends, and the worker lives."""
+"""Jobs with invalid numbers, ids and options: each finishes, and the worker survives."""
 
 from __future__ import annotations
 

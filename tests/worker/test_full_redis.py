@@ -1,4 +1,4 @@
-"""A Redis that is out of memory: nothing is taken, nothing is lost, and it is said once."""
+"""A Redis out of memory: nothing is fetched, nothing is lost, and one line is logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of jobs as nobody should write them, through a running worker: each comes to an end."""
+"""Thousands of malformed jobs in a running worker: each of them finishes."""
 
 from __future__ import annotations
 

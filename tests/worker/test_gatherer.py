@@ -1,4 +1,4 @@
-"""Jobs that wait for each other: when their call begins, who leaves it, and who is called alone."""
+"""Batches: when a call starts, which jobs leave it, and which run alone."""
 
 from __future__ import annotations
 

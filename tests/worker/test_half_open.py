@@ -1,4 +1,4 @@
-"""An idle worker whose connections were forgotten by the network, without a word.  # N2"""
+"""An idle worker whose connections were silently dropped by the network.  # N2"""
 
 from __future__ import annotations
 

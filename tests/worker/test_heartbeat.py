@@ -1,4 +1,4 @@
-"""What the heartbeat and the records cost a worker of many queues."""  # H1
+"""The cost of heartbeats and records for a worker with many queues."""  # H1
 
 from __future__ import annotations
 

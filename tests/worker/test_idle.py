@@ -1,4 +1,4 @@
-"""What an idle worker asks of Redis, counted by the server: a period is one wait at the marker."""
+"""Commands of an idle worker, counted by the server: one wait at the marker per period."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from taskbull.worker import records
 from tests.worker.bed import WorkerBed, echo, until
 
 PERIOD = 0.2
-"""Seconds of one wait here; what is counted is commands per wait, however long it takes."""
+"""Seconds of one wait here. The test counts commands per wait, so the duration does not matter."""
 
 WAITS = 5
-"""How many waits are looked at."""
+"""Number of observed waits."""
 
 OF_THE_CYCLE = {"hmget", "zadd", "zrangebyscore", "lrange", "zrange", "del", "type", "exists"}
-"""What its script calls."""
+"""Commands of the worker's script."""
 
 OF_COUNTING = {"llen", "zcard"}
-"""What the script calls that counts jobs."""
+"""Commands of the script that counts jobs."""
 
 
 def executed(admin: redis.Redis) -> Counter[str]:
-    """Count the commands that the server has executed, those of scripts among them."""
+    """Count the commands that the server has executed, including those of scripts."""
     stats = admin.info("commandstats")
     counts = {name.removeprefix("cmdstat_"): stats[name]["calls"] for name in stats}
     return Counter({name: int(calls) for name, calls in counts.items() if name != "info"})
 
 
 async def while_idle(bed: WorkerBed, queues: int = 1) -> Counter[str]:
-    """Give what was executed during so many waits; the worker has just started."""
-    await bed.record.wait_for(events.Swept, queues)  # the next sweep is in half a minute
+    """Return the commands executed during this many waits of a worker that has just started."""
+    await bed.record.wait_for(events.Swept, queues)  # The next sweep is in half a minute.
     await until(lambda: executed(bed.admin)["bzpopmin"] >= 2 * queues)
     before = executed(bed.admin)
     await until(lambda: executed(bed.admin)["bzpopmin"] >= before["bzpopmin"] + WAITS * queues)
@@ -57,7 +57,7 @@ async def test_an_idle_worker_sends_two_commands_per_wait_of_each_queue(
     async with bed.worker(echo, queues=queues, drain_delay=PERIOD, records=False).running():
         sent = await while_idle(bed, len(queues))
     assert set(sent) <= {"bzpopmin", "evalsha", "xread", *OF_THE_CYCLE}
-    assert sent["xread"] <= 1  # for all queues together
+    assert sent["xread"] <= 1  # For all queues together.
     assert sent["evalsha"] <= sent["bzpopmin"] + len(queues)
 
 
@@ -74,7 +74,7 @@ async def test_an_idle_worker_renews_its_record_seldom(
     monkeypatch.setattr(records, "CHECK_INTERVAL", PERIOD / 10)
     async with bed.worker(echo, drain_delay=PERIOD, worker_id="w1").running():
         await until(lambda: executed(bed.admin)["set"] >= 1)
-        monkeypatch.setattr(records, "IDLE", 3600)  # else a slow machine may come to it
+        monkeypatch.setattr(records, "IDLE", 3600)  # Otherwise, a slow machine may reach it.
         sent = await while_idle(bed)
     assert sent["set"] == 0
 

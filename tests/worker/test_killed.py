@@ -1,4 +1,4 @@
-"""Worker processes are killed under load: all jobs end, and only those that ran are repeated."""
+"""Workers are killed under load: all jobs finish, and only those that were running repeat."""
 
 from __future__ import annotations
 

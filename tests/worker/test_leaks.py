@@ -1,4 +1,4 @@
-"""A worker that has run many jobs and has stopped leaves nothing behind."""
+"""A worker that has run many jobs and stopped leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ JOBS = scaled(4000, 100_000)  # per event loop
 WARM_UP = 1000
 BATCH = 1000
 MEGABYTES = 25
-"""What the interpreter may keep for itself: a leak of 300 bytes per job is more in a soak."""
+"""Memory that the interpreter may keep. In a soak, a leak of 300 bytes per job exceeds it."""
 
 pytestmark = pytest.mark.parametrize("server", ROUGH_KINDS, indirect=True)
 
 
 class Footprint(Struct, frozen=True):
-    """What a process has and must give back."""
+    """Resources of a process that it must release."""
 
     tasks: int
     threads: int
@@ -43,7 +43,7 @@ class Footprint(Struct, frozen=True):
     runs: int
 
     def within(self, other: Footprint) -> bool:
-        """Tell whether this is no more than the other, in anything."""
+        """Return True if no resource exceeds that of the other."""
         mine, others = structs.astuple(self), structs.astuple(other)
         return all(one <= two for one, two in zip(mine, others, strict=True))
 
@@ -68,7 +68,7 @@ def _footprint(bed: WorkerBed, event_loop: str) -> Footprint:
 
 
 def _resident() -> float:
-    """Give the memory that the process has, in MB."""
+    """Return the memory of the process in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -93,7 +93,7 @@ def _resolve(job: Job) -> Route:
 
 
 async def _run(bed: WorkerBed, count: int) -> None:
-    """Run so many jobs, in a worker that stops when they have ended."""
+    """Run this many jobs in a worker that stops when they have finished."""
     ended = 0
 
     def note(event: events.Event) -> None:
@@ -131,7 +131,7 @@ async def test_a_worker_leaves_nothing_behind(
 
 
 def _quiet(bed: WorkerBed) -> bool:
-    """Tell whether the connections and threads of a former worker are gone."""
+    """Return True if the connections and threads of a stopped worker are gone."""
     names = [thread.name for thread in threading.enumerate()]
     blocked = [client for client in bed.admin.client_list() if client["cmd"] == "bzpopmin"]
     return not blocked and not any(name.startswith("taskbull-") for name in names)

@@ -1,4 +1,4 @@
-"""Who hears of what: events that nobody hears are not made."""
+"""Delivery of events to listeners. Events without a listener are not created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of jobs, on its way to Redis."""
+"""Outcomes of jobs on their way to Redis."""
 
 from __future__ import annotations
 

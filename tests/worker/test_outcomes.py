@@ -1,4 +1,4 @@
-"""What becomes of a job whose handler raises: retried, failed, put off; as the error says."""
+"""The outcome of a job whose handler raises: retried, failed or delayed, depending on the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two that want the same job: exactly one of them gets it, and the other is told."""
+"""Two workers compete for a job: exactly one gets it, and the other is notified."""
 
 from __future__ import annotations
 

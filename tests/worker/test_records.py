@@ -1,4 +1,4 @@
-"""What a worker writes down for whoever looks, and that it costs next to nothing."""
+"""The records that a worker writes for other tools, and their low cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis goes away, freezes or refuses: jobs that run go on, and their ends are delivered."""
+"""Redis fails, freezes or refuses: running jobs continue, and their outcomes are delivered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SAVED = {"save": "3600 1000000", "dbfilename": "saved"}
 
 
 class Place:
-    """A queue on a server of its own."""
+    """A queue on a private server."""
 
     def __init__(self, server: ServerProcess, prefix: str) -> None:
         self.server = server
@@ -53,7 +53,7 @@ MakePlace = Callable[[dict[str, str]], Place]
 
 @pytest.fixture
 def place(private_server: PrivateServers, prefix: str) -> Iterator[MakePlace]:
-    """Make a queue on a server of its own, with the server's options."""
+    """Create a queue on a private server with these server options."""
     made: list[Place] = []
 
     def make(options: dict[str, str]) -> Place:
@@ -66,7 +66,7 @@ def place(private_server: PrivateServers, prefix: str) -> Iterator[MakePlace]:
 
 
 class Held:
-    """A handler whose jobs run until the test lets them go."""
+    """A handler whose jobs run until the test releases them."""
 
     def __init__(self) -> None:
         self.go = Event()
@@ -79,7 +79,7 @@ class Held:
 
 
 def _check_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """Fail if a traceback was logged, or the tries do not get rarer."""
+    """Fail if a traceback was logged, or if the attempts do not become rarer."""
     assert [record for record in caplog.records if record.exc_info] == []
     assert "Traceback" not in caplog.text
 
@@ -166,7 +166,7 @@ async def test_a_worker_gives_up_after_as_many_tries_as_it_was_given(
     with fail_after(60):
         async with create_task_group() as tasks:
             tasks.start_soon(_kill, here, when)
-            with pytest.raises(ConnectionLost):  # and no group of them
+            with pytest.raises(ConnectionLost):  # And no exception group.
                 await worker.run()
             tasks.cancel_scope.cancel()
 
@@ -181,7 +181,7 @@ async def _kill(here: Place, when: str) -> None:
 
 @contextmanager
 def _read_only(here: Place) -> Iterator[None]:
-    here.admin.replicaof("127.0.0.1", "1")  # where nobody is: it keeps its data
+    here.admin.replicaof("127.0.0.1", "1")  # No server listens there. The old one keeps its data.
     yield
     here.admin.replicaof("NO", "ONE")
 
@@ -236,7 +236,7 @@ async def test_jobs_go_on_while_redis_refuses_to_write(
         await here.record.wait_for(events.Started, 5)
         with trouble(here):
             held.go.set()
-            if trouble is not _out_of_memory:  # where the scripts of a worker are let through
+            if trouble is not _out_of_memory:  # It allows the scripts of a worker.
                 await here.record.wait_for(events.HeartbeatFailed, 2)
                 assert here.record.of(events.Ended) == []
             second.go.set()
@@ -275,7 +275,7 @@ async def test_a_server_that_reads_its_data_is_waited_for(
 async def test_an_end_that_came_too_late_to_be_written_is_told_as_lost(
     place: MakePlace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Redis refuses for longer than a lock lives: the sweep has the job run again."""  # FR-2
+    """If Redis refuses writes for longer than a lock lives, the sweep returns the job."""  # FR-2
     here = place(SAVED)
     held = Held()
     handle = await here.bed.queue.add("work")
@@ -352,7 +352,7 @@ async def test_ends_wait_for_a_queue_whose_key_was_broken(  # relative of F5
     broken = here.bed.keys.base + key
     async with here.bed.worker(held, concurrency=5).running():
         await here.record.wait_for(events.Started, 5)
-        with suppress(redis.ResponseError):  # there is none
+        with suppress(redis.ResponseError):  # There is none.
             here.admin.rename(broken, "aside")
         here.admin.set(broken, "garbage")
         refused = here.admin.info("stats")["total_error_replies"]
@@ -401,7 +401,7 @@ async def test_plain_functions_that_end_while_redis_is_frozen_complete_their_job
     async with here.bed.worker(handler, concurrency=10).running():
         await here.record.wait_for(events.Started, 3)
         here.server.pause()
-        for number in range(3):  # the first leads to a call, which is not answered
+        for number in range(3):  # The first one causes a call that gets no reply.
             go[number].set()
             await until(partial(ended.__contains__, number))
             await wait_all_tasks_blocked()

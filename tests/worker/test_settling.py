@@ -1,4 +1,4 @@
-"""Locks are really held, and each end is told once, by the worker whose write it was."""
+"""Locks are really held, and each outcome is reported once, by the worker that wrote it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORT: dict[str, Any] = {
 
 @pytest.fixture
 def way(private_server: PrivateServers, prefix: str) -> Iterator[tuple[WorkerBed, Proxy]]:
-    """A queue, and the way to it, which can be cut."""
+    """A queue behind a network that can be cut."""
     server = private_server()
     with redis.Redis.from_url(server.url) as admin, Proxy(("127.0.0.1", server.port)) as proxy:
         yield WorkerBed(Reachable(VALKEY_9, server.url), admin, prefix), proxy
@@ -46,7 +46,7 @@ KINDS: dict[str, type[events.Event]] = {
 
 
 async def _add_one_of_each_kind(bed: WorkerBed) -> dict[str, str]:
-    """Add jobs that end in each way, some of which are not kept; give their ends by their ids."""
+    """Add jobs with each outcome, some of them not kept. Return the outcomes by id."""
     keeps = {"kept": Keep.all(), "not kept": Keep.none()}
     jobs = [
         bed.queue.job(kind, {"kind": kind}, attempts=3, keep_completed=keep, keep_failed=keep)
@@ -70,7 +70,7 @@ def _end(job: RunningJob) -> None:
 
 
 def _is_asked_for(event: events.Ended) -> bool:
-    """Tell an end from a return of a job that has stalled, and must wait for another."""
+    """Return True unless the event releases a stalled job that must wait for another one."""
     return not isinstance(event, events.Released) or event.delay == 3600
 
 
@@ -122,7 +122,7 @@ async def test_an_end_that_was_written_is_told_however_late_that_is_known(
         _end(job)
 
     jobs = await _add_one_of_each_kind(bed)
-    # With so many free slots, most ends are sent in one call. An idle look can split them.
+    # With this many free slots, most outcomes are sent in one call. A poll can split them.
     worker = bed.worker(held, redis=proxy.url, drain_delay=0.2, concurrency=100, **SHORT)
     async with worker.running():
         await bed.record.wait_for(events.Started, len(jobs))
@@ -227,7 +227,7 @@ async def test_jobs_that_are_adopted_are_renewed_before_they_start(
         life[job.id] = int(bed.admin.pttl(lock_of(bed, job.id)))
         return len(job.data["text"])
 
-    size = 700_000  # more of them than one reply brings
+    size = 700_000  # More of them than fit in one reply.
     options: Any = {"lock_duration": 600, "heartbeat_interval": 300}
     async with bed.worker(handler, redis=proxy.url, **options).running():
         await until(lambda: waits_at_marker(bed))
@@ -245,12 +245,12 @@ async def test_jobs_that_are_adopted_are_renewed_before_they_start(
 
 
 def waits_at_marker(bed: WorkerBed) -> bool:
-    """Tell whether a worker waits for the next job."""
+    """Return True if a worker waits for the next job."""
     return any(client["cmd"] == "bzpopmin" for client in bed.admin.client_list())
 
 
 async def _let_pass(bed: WorkerBed, seconds: float) -> None:
-    """Wait by the server's own clock of keys, which is the one that counts for locks."""
+    """Wait according to the server's clock for keys, which determines when locks expire."""
     key = f"{bed.keys.base}tb:clock"
     bed.admin.set(key, 1, px=int(seconds * 1000))
     await until(lambda: not bed.admin.exists(key))

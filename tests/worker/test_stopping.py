@@ -1,4 +1,4 @@
-"""A worker may be stopped at any instant: no job stays behind in `active`, and none is missing."""
+"""A worker can be stopped at any time: no job stays in `active`, and none is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHORT: Any = {"lock_duration": 2, "heartbeat_interval": 0.2, "stalled_interval":
 
 
 class Errands:
-    """Jobs of all lengths, in the event loop and in threads, and how often each has ended."""
+    """Jobs of all durations, in the event loop and in threads, and how often each finished."""
 
     def __init__(self, bed: WorkerBed, random: Random) -> None:
         self._bed = bed
@@ -71,13 +71,13 @@ class Errands:
         time.sleep(0 if self.hurry else 0.003)
 
     def note(self, event: events.Event) -> None:
-        """Listen to a worker: these ends spend an attempt."""
+        """Listen to a worker's events that use an attempt."""
         if isinstance(event, events.Completed | events.Failed | events.Retried):
             self.spent[event.job.id] += 1
         assert not isinstance(event, events.Lost), event
 
     def check(self) -> None:
-        """Fail if a job is active or missing, or has spent an attempt that was not told of."""
+        """Fail if a job is active or missing, or used an attempt without an event."""
         admin, keys = self._bed.admin, self._bed.keys
         assert listed(self._bed, keys.active) == []
         assert locks(self._bed) == []
@@ -164,7 +164,7 @@ async def test_every_instant_is_a_safe_one_to_stop(
 
 @pytest.fixture
 def away(private_server: PrivateServers, prefix: str) -> Iterator[Any]:
-    """A queue on a server of its own, and that server."""
+    """A queue on a private server, and that server."""
     server = private_server({"appendonly": "yes", "appendfsync": "always"})
     with redis.Redis.from_url(server.url) as admin:
         yield WorkerBed(Reachable(VALKEY_9, server.url), admin, prefix), server
@@ -190,7 +190,7 @@ async def test_a_job_that_is_given_back_is_taken_at_once_by_a_worker_that_waits(
         [released] = first.of(events.Released)
         [completed] = await second.wait_for(events.Completed)
         assert released.job.id == completed.job.id == handle.id
-        assert completed.job.attempt == 1  # none was spent
+        assert completed.job.attempt == 1  # None was used.
         tasks.cancel_scope.cancel()
 
 
@@ -331,7 +331,7 @@ async def test_a_stop_without_redis_ends_within_its_limit(
         async with worker.running():
             await bed.record.wait_for(events.Started, 5)
             server.kill()
-    assert bed.record.of(events.Released) == []  # nobody could be told
+    assert bed.record.of(events.Released) == []  # No client could get a reply.
     server.start()
     other = Recorder()
     async with bed.worker(echo, record=other, **SHORT).running():
@@ -385,7 +385,7 @@ async def test_a_stop_never_eats_a_wake_up(bed: WorkerBed, delay: float) -> None
     for number in range(1, 9):
         async with create_task_group() as tasks:
             leaving: Shutdown = await tasks.start(leave)
-            await until(lambda: waiting() == 1)  # it is the first to be woken
+            await until(lambda: waiting() == 1)  # It is woken first.
             async with bed.worker(echo, **patient).running():
                 await until(lambda: waiting() == 2)
                 await bed.queue.add("work", delay=delay)

@@ -1,4 +1,4 @@
-"""What a task writes while Redis is full, read-only or away: it costs nobody an attempt."""
+"""Writes of a task while Redis is full, read-only or down: no attempt is used."""
 
 from __future__ import annotations
 

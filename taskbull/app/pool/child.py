@@ -69,7 +69,7 @@ from taskbull.worker.attempt import SyncHandler
 from taskbull.worker.batch import Batch, checked_results
 from taskbull.worker.pool import messages
 from taskbull.worker.pool.process import NOT_ITS_OWN, NUMBER_BYTES
-from taskbull.worker.run import JobPort, NotBegun, PortMethod, Run, end_child_of, spawning
+from taskbull.worker.run import JobPort, NotStarted, PortMethod, Run, end_child_of, spawning
 from taskbull.worker.running_job import (
     JobEnvironment,
     RunningJob,
@@ -447,7 +447,7 @@ def _decided(error: BaseException, run: Run, *, halted: bool) -> tuple[str, str,
         outcome = {"outcome": "terminated" if is_terminated else "release"}
         return reason_of(error), stack_of(error), outcome
     decided: Written
-    if isinstance(error, NotBegun):
+    if isinstance(error, NotStarted):
         decided = error.outcome
     else:
         decided = decide(error, run.job, run.policy, random=random)
@@ -467,7 +467,7 @@ def call_one(function: SyncHandler, job: RunningJob) -> bytes | None:
     """Call a function with its job and return the result as JSON.
 
     Raises:
-        NotBegun: If the job has expired.
+        NotStarted: If the job has expired.
     """
     _check_time(job)
     token = enter(job)
@@ -520,7 +520,7 @@ def _part(value: Any, job: RunningJob) -> Result:
 
 def _check_time(job: RunningJob) -> None:
     if (late := job.too_late()) is not None:
-        raise NotBegun(late)
+        raise NotStarted(late)
 
 
 # Memory use and memory limit of this process.

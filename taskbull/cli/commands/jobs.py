@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from taskbull.app.app import App
 from taskbull.cli.app_loading import find_app_of_server, find_server, server_options
 from taskbull.cli.arguments import complete_queue
-from taskbull.cli.errors import CommandFailed, WrongUsage, note, others_go_on
+from taskbull.cli.errors import CommandFailed, WrongUsage, note, skip_unreadable
 from taskbull.cli.output import (
     cell,
     json_option,
@@ -78,7 +78,7 @@ def jobs(
     found: list[JobRow] = []
     wanted = [JobState(state) for state in dict.fromkeys(states)] or _LISTED
     for name in server.queues() if queue is None else [queue]:
-        with others_go_on(name, queue):
+        with skip_unreadable(name, queue):
             rows, total = _list(server, name, wanted, offset, limit)
             found += rows
             last = offset + len(rows)

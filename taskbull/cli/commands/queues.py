@@ -210,7 +210,7 @@ def tasks(named: str | None, app: str | None, as_json: bool) -> None:
                 task.settings.options.attempts,
                 _seconds(task.settings.timeout),
                 _breaker(task.settings.circuit_breaker),
-                _near(task.location),
+                _relative(task.location),
             )
             for task in found
         ],
@@ -264,7 +264,7 @@ def _breaker(breaker: CircuitBreaker | None) -> str | None:
     return None if breaker is None else f"{breaker.threshold} failures, {breaker.duration:g} s"
 
 
-def _near(location: str) -> str:
+def _relative(location: str) -> str:
     here = f"{Path.cwd()}/"
     return location.removeprefix(here)
 

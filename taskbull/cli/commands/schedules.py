@@ -11,7 +11,7 @@ from msgspec import Struct
 from taskbull.app.app import App
 from taskbull.cli.app_loading import find_app, find_app_of_server, find_server, server_options
 from taskbull.cli.arguments import complete_queue, read_instant
-from taskbull.cli.errors import others_go_on
+from taskbull.cli.errors import skip_unreadable
 from taskbull.cli.output import cell, describe_schedule, json_option, show_json, show_table, until
 from taskbull.cli.server import ask, existing_queue, note_lost_servers, open_server, yes_option
 from taskbull.core.declared_schedule import DeclaredSchedules
@@ -55,7 +55,7 @@ def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> Non
     names = [queue] if queue is not None else server.queues()
     found: list[Schedule] = []
     for name in names:
-        with others_go_on(name, queue):
+        with skip_unreadable(name, queue):
             if lost and (reason := lost.get(server.server_of(name))):
                 raise ConnectionLost(reason)
             found += server.schedules(name)
@@ -216,7 +216,7 @@ def _undeclared(app: App, server: SyncServer, *, prune: bool) -> Iterator[Synced
     """
     declared = app.declared_schedules
     for name in server.queues():
-        with others_go_on(name, None):
+        with skip_unreadable(name, None):
             queue: SyncQueue = server.queue(name)
             for each in queue.schedules():
                 if declared.no_longer_include(each):

@@ -187,7 +187,7 @@ def top(named: str | None, interval: float, once: bool, as_json: bool, **where: 
     server.watch(overview)
     sleep(_PAUSE)  # Rates, and jobs without a lock, need two reads.
     for watch in overview.watches.values():
-        watch.met_at = -inf
+        watch.details_read_at = -inf
     server.watch(overview)
     facts = ordered(overview.facts(), "name")
     if as_json:

@@ -40,7 +40,7 @@ Child: TypeAlias = tuple[str, str, str]
 """Name of a child, key prefix of its queue, and id."""
 
 
-class ParentWords:
+class ChildEncoder:
     """Encoder for children of one parent with the same `on_failure`.
 
     The part of the encoding that describes the parent is computed once.
@@ -77,7 +77,7 @@ class ParentWords:
 
 def encode_members(members: Sequence[Member], timestamp_ms: int) -> Iterator[EncodedJob]:
     """Yield the encoded jobs of a flow."""
-    words: dict[tuple[int, OnFailure], ParentWords] = {}
+    words: dict[tuple[int, OnFailure], ChildEncoder] = {}
     for member in members:
         job = member.branch.job
         if member.parent is None:
@@ -86,7 +86,7 @@ def encode_members(members: Sequence[Member], timestamp_ms: int) -> Iterator[Enc
         key = member.parent, member.on_failure
         if (said := words.get(key)) is None:
             parent = members[member.parent]
-            said = ParentWords(parent.branch.queue, parent.id, member.on_failure)
+            said = ChildEncoder(parent.branch.queue, parent.id, member.on_failure)
             words[key] = said
         yield said.encode(job, member.id, timestamp_ms)
 

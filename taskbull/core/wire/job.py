@@ -805,7 +805,7 @@ def decode_end(entry: Entry) -> tuple[str, Ending | None] | None:
     return read_text(fields.get(b"jobId", b"")), _ending(fields)
 
 
-def tells_how_it_stands(entry: Entry, job_id: str) -> bool:
+def reports_state(entry: Entry, job_id: str) -> bool:
     """Return True if the event reports that this job was added, finished or removed."""
     _, flat = entry
     telling = flat[1] in _ENDS or flat[1] == b"added"

@@ -23,7 +23,7 @@ from taskbull.dashboard import html as h
 from taskbull.dashboard.access import RequestContext
 from taskbull.dashboard.forms import ActionRequest, ActionResult, DashboardAction, UndoOffer
 from taskbull.dashboard.layout import ago, clock, duration, plural, size
-from taskbull.dashboard.messages import Form, Refused, apart
+from taskbull.dashboard.messages import Form, Refused, run_in_thread
 from taskbull.errors import ConfigurationError, JobNotFound, TaskbullError, WrongState
 from taskbull.monitor.browse import JobRow
 from taskbull.queue.operations import Finished
@@ -55,7 +55,7 @@ async def _download(ctx: RequestContext, request: ActionRequest, *, mask: bool) 
         if copy is None:
             continue
         if mask:
-            copy = await apart(masked, copy, ctx.settings.redactor)
+            copy = await run_in_thread(masked, copy, ctx.settings.redactor)
         line = write_copy(copy)
         length += len(line)
         if length > _LARGEST:
@@ -144,7 +144,7 @@ async def _ask_readd(ctx: RequestContext, request: ActionRequest) -> h.Node:
     raw = job.raw_data
     if len(raw) > _MOST_EDITED:
         raise Refused(413, f"The data is larger than {size(_MOST_EDITED)}, too large to edit here.")
-    shown = await apart(ctx.settings.redactor.show, raw.decode("utf-8", "replace"))
+    shown = await run_in_thread(ctx.settings.redactor.show, raw.decode("utf-8", "replace"))
     return [
         h.p("Add a new job ", h.code(job.name), " with this data?"),
         h.label(

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from taskbull.core.diagnosis import Explanation
-from taskbull.core.fingerprint import alike
+from taskbull.core.fingerprint import make_fingerprint
 from taskbull.core.job import Job
 from taskbull.core.keys import JobState
 from taskbull.core.steps import JobStep
@@ -18,12 +18,12 @@ from taskbull.dashboard import html as h
 from taskbull.dashboard import layout as ui
 from taskbull.dashboard.access import RequestContext
 from taskbull.dashboard.layout import link as link_to
-from taskbull.dashboard.messages import Refused, Response, apart
+from taskbull.dashboard.messages import Refused, Response, run_in_thread
 from taskbull.dashboard.pages.workers import running_jobs
 from taskbull.dashboard.queue_line import QueueState, queue_list
 from taskbull.dashboard.state import DashboardState, Parts
 from taskbull.errors import ConnectionLost, JobNotFound, ServerRefused, TaskbullError
-from taskbull.monitor.browse import FieldPiece, JobDetails, JobRow, Logs, StreamPreview
+from taskbull.monitor.browse import FieldPreview, JobDetails, JobRow, Logs, StreamPreview
 from taskbull.queue.job_tree import JobTree
 
 # The cards of the job page: data, result, errors, log and options.
@@ -39,7 +39,7 @@ LARGE: Final = 65_536
 
 _HEAD: Final = 16_384
 _FRESH: Final = 60.0
-_NOTHING: Final = FieldPiece(0, "")
+_NOTHING: Final = FieldPreview(0, "")
 
 _FILES = {
     "data": "data.json",
@@ -53,21 +53,23 @@ _FILES = {
 """File names of the fields that can be downloaded."""
 
 
-class LargePieces(Struct, frozen=True):
+class LargeFields(Struct, frozen=True):
     """Excerpts of the fields that are too large for the job page."""
 
-    data: FieldPiece = _NOTHING
-    result: FieldPiece = _NOTHING
-    stacktrace: FieldPiece = _NOTHING
+    data: FieldPreview = _NOTHING
+    result: FieldPreview = _NOTHING
+    stacktrace: FieldPreview = _NOTHING
 
 
-async def read_pieces(dashboard: DashboardState, ctx: RequestContext, row: JobRow) -> LargePieces:
+async def read_large_fields(
+    dashboard: DashboardState, ctx: RequestContext, row: JobRow
+) -> LargeFields:
     """Read the beginning of large data and results, and the end of large stack traces.
 
     The newest stack trace is the last.
     """
 
-    async def read(field: str) -> FieldPiece:
+    async def read(field: str) -> FieldPreview:
         length = row.sizes.get(field, 0)
         if length <= LARGE:
             return _NOTHING
@@ -79,11 +81,11 @@ async def read_pieces(dashboard: DashboardState, ctx: RequestContext, row: JobRo
             _FRESH,
         )
 
-    return LargePieces(await read("data"), await read("result"), await read("stacktrace"))
+    return LargeFields(await read("data"), await read("result"), await read("stacktrace"))
 
 
 def json_card(
-    ctx: RequestContext, place: JobDetails, field: str, name: str, text: str, chunk: FieldPiece
+    ctx: RequestContext, place: JobDetails, field: str, name: str, text: str, chunk: FieldPreview
 ) -> h.Element:
     """Return the card of a JSON field."""
     length = place.row.sizes.get(field, 0)
@@ -103,7 +105,7 @@ def json_card(
     )
 
 
-def result_card(ctx: RequestContext, place: JobDetails, chunks: LargePieces) -> h.Element:
+def result_card(ctx: RequestContext, place: JobDetails, chunks: LargeFields) -> h.Element:
     """Return the card of the result, or of the progress if the job is not completed."""
     row = place.row
     if row.state is JobState.COMPLETED:
@@ -114,7 +116,7 @@ def result_card(ctx: RequestContext, place: JobDetails, chunks: LargePieces) -> 
     return h.section(h.h2("Progress"), shown, id="result", class_="card", hidden=is_over)
 
 
-def error_card(place: JobDetails, chunk: FieldPiece) -> h.Node:
+def error_card(place: JobDetails, chunk: FieldPreview) -> h.Node:
     """Return the card of a job's errors, newest first."""
     job = place.row.job
     stacks = job.stacktrace
@@ -223,7 +225,7 @@ async def _whole(ctx: RequestContext, queue: str, job_id: str, field: str) -> by
     raw = await ctx.server.get_field(queue, job_id, field)
     if raw is None:
         raise JobNotFound(queue, job_id)
-    return raw if field == "reason" else await apart(_masked, ctx.settings.redactor, raw)
+    return raw if field == "reason" else await run_in_thread(_masked, ctx.settings.redactor, raw)
 
 
 def _masked(redactor: h.Redactor, raw: bytes) -> bytes:
@@ -240,7 +242,7 @@ def _download(place: JobDetails, field: str) -> h.Node:
     return [" · ", link_to("download", "download", q=row.queue, id=row.job.id, field=field)]
 
 
-def _cut(length: int, chunk: FieldPiece, which: str) -> h.Node:
+def _cut(length: int, chunk: FieldPreview, which: str) -> h.Node:
     if not chunk.text:
         return None
     shown = len(chunk.text.encode("utf-8", "backslashreplace"))
@@ -364,7 +366,7 @@ def _errors(job: Job, known: list[AttemptTimes], started: int) -> dict[int, str]
         failed = [each.number for each in known if each.end in {"again", "failed"}]
         if len(failed) != len(stacks):
             return {}
-    reasons = [alike("", "", stack[:300], stack[-600:]).kind for stack in stacks]
+    reasons = [make_fingerprint("", "", stack[:300], stack[-600:]).kind for stack in stacks]
     return dict(zip(failed, reasons, strict=True))
 
 
@@ -593,7 +595,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> ui.Content:
         gone = [h.h1(queue, " / ", job_id), _why(explained)]
         return ui.Content(f"{job_id} in {queue}", gone, "-", queue, status=404, side=side)
     log = await ctx.server.newest_log(queue, job_id, _LOG_LINES)
-    chunks = await read_pieces(dashboard, ctx, place.row)
+    chunks = await read_large_fields(dashboard, ctx, place.row)
     body = [
         _head(ctx, place),
         _why(explained, place.row.state),
@@ -666,7 +668,7 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
             "steps": await steps(ctx, place),
             "facts": facts(ctx, place),
             "stream": await _stream(ctx, queue, job_id),
-            "result": result_card(ctx, place, await read_pieces(dashboard, ctx, place.row)),
+            "result": result_card(ctx, place, await read_large_fields(dashboard, ctx, place.row)),
         }
     )
 

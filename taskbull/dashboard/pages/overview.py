@@ -36,7 +36,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     sample = await dashboard.sampler.latest()
     live = h.url("live", page="")
     if not sample.queues and sample.problem is not None:
-        return Content("Overview", _away(sample), status=503, live=live)
+        return Content("Overview", _unavailable(sample), status=503, live=live)
     nodes = await _nodes(dashboard, ctx)
     body = [
         h.h1("Queues", class_="unseen"),
@@ -70,7 +70,7 @@ async def _nodes(dashboard: DashboardState, ctx: RequestContext) -> list[RedisNo
         return []  # The sample reports that Redis is unavailable.
 
 
-def _away(sample: Sample) -> h.Node:
+def _unavailable(sample: Sample) -> h.Node:
     title, remedy = "Redis is unavailable", "Reload this page when Redis is back."
     if sample.is_denied:
         title = "Redis denies access"

@@ -234,11 +234,11 @@ class ProcessPool:
             with move_on_after(_KILLING, shield=True):
                 await self._until_empty()
 
-    def hurry(self) -> None:
+    def shorten_grace(self) -> None:
         """Limit the time that any process has to exit to `_MOMENT` seconds from now on."""
         self._patience = _MOMENT
         for process in (*self._members, *self._leaving):
-            process.hurry(_MOMENT)
+            process.shorten_grace(_MOMENT)
 
     async def _follow(self, call: PoolCall) -> messages.End:
         """Serve requests from the call's jobs until the call finishes."""
@@ -474,7 +474,7 @@ async def pool_running(
     At the end of the block the processes have the shutdown's grace to exit.
     """
     pool = ProcessPool(plan, worker_id, emit)
-    shutdown.when_urgent(pool.hurry)
+    shutdown.when_urgent(pool.shorten_grace)
     try:
         if plan.at_once:
             await pool.start()

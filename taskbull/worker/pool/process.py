@@ -352,7 +352,7 @@ class PoolProcess:
         self._signal(signal.SIGTERM)
         self._wake()
 
-    def hurry(self, seconds: float) -> None:
+    def shorten_grace(self, seconds: float) -> None:
         """Shorten the time until the process is killed, if it was asked to stop."""
         if self._kill_at < inf:
             self._kill_at = min(self._kill_at, monotonic() + seconds)

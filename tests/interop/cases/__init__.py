@@ -1,4 +1,4 @@
-"""The differential cases: each is done by several implementations, whose results are compared."""
+"""The differential cases. Several implementations run each one, and the results are compared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BY_HAND: tuple[Case, ...] = (
     *scheduling.CASES,
     *looking.CASES,
 )
-"""Cases in which a worker does one step when it is told to."""
+"""Cases in which a worker runs single steps."""
 
 RUNNING: tuple[Case, ...] = (
     *limiting.CASES,
@@ -44,9 +44,9 @@ RUNNING: tuple[Case, ...] = (
     *growing.CASES,
     *repeating.CASES,
 )
-"""Cases in which a worker runs by itself until nothing is left to do."""
+"""Cases in which a worker runs until nothing is left to do."""
 
 CASES = (*BY_HAND, *RUNNING)
 
 LIVE = {37, 90}
-"""Numbers that need workers or listeners that run: they are in `live.py`."""
+"""Numbers of cases with running workers or listeners, which are in `live.py`."""

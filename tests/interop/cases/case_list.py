@@ -1,4 +1,4 @@
-"""How cases are written down: a function, its number in the list, and why versions differ."""
+"""Declaring cases: a function, its number in the list, and why versions differ."""
 
 from __future__ import annotations
 

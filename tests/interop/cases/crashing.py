@@ -1,4 +1,4 @@
-"""Cases 51 to 56 once more, by a worker that runs: jobs whose worker is gone."""
+"""Cases 51 to 56 with a running worker: jobs whose worker died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases 28 to 35 once more, by a worker that runs: which jobs it takes, and how many."""
+"""Cases 28 to 35 with a running worker: which jobs it fetches, and how many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removing parts of flows: what becomes of parents, children and their queues (3.16 to 3.19)."""
+"""Removing parts of flows: the effect on parents, children and their queues (3.16 to 3.19)."""
 
 from __future__ import annotations
 

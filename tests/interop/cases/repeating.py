@@ -1,4 +1,4 @@
-"""Cases 80 to 86 once more, by a worker that runs: a scheduler's iterations follow each other."""
+"""Cases 80 to 86 with a running worker: the iterations of a scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases 38 and 44 to 49 once more, by a worker that runs: what becomes of a job."""
+"""Cases 38 and 44 to 49 with a running worker: the outcome of a job."""
 
 from __future__ import annotations
 

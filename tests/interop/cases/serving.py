@@ -1,4 +1,4 @@
-"""How a case lets a worker run by itself: until it has nothing left to do."""
+"""Running a worker in a case until it has nothing left to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold when all is over: each rule is a function that gives the violations it finds."""
+"""Invariants at the end of a run: each rule is a function that returns its violations."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 def check_all(truth: Truth, book: Book) -> list[Violation]:
-    """Give all violations of all rules."""
+    """Return all violations of all rules."""
     case = Case(truth, book)
     return [found for rule in RULES for found in rule(case)]

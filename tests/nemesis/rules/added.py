@@ -1,4 +1,4 @@
-"""(1) What was acknowledged is there once; what was surely refused is not."""
+"""(1) Acknowledged jobs exist once, and definitely refused ones do not exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.nemesis.ledger import Intent
 from tests.nemesis.rules.case import Case, Violation
 
 FORGETTING: Final = {"flush_scripts", "crash_server", "fail_over", "kill_master"}
-"""The faults after which a server lacks scripts."""
+"""Faults after which a server lacks scripts."""
 
 FLOWS: Final = "BullMQ's FlowProducer does not look at the answers inside its MULTI"
 
@@ -19,7 +19,7 @@ RESENT: Final = "BullMQ's FlowProducer sends its MULTI again after a lost reply"
 
 
 def acknowledged_once(case: Case) -> Iterator[Violation]:
-    """Hold the answers of producers against the jobs that there are, or were."""
+    """Compare the replies to producers with the jobs that exist or existed."""
     for intent, intended in case.book.intents.items():
         if KINDS[intended.kind].many:
             continue
@@ -53,7 +53,7 @@ def _added_once(case: Case, intent: str) -> Iterator[Violation]:
             what = f"{intent} was acknowledged, and never added"
             yield case.violation(1, what, key, intent, theirs)
         elif names["removed"] and kind.name == "debounced":
-            continue  # a later one took its place
+            continue  # A later one replaced it.
         elif not case.stored(key) and kind.kept:
             yield case.violation(1, f"{intent} was acknowledged, and is gone", key, intent)
     if not ids and not case.jobs[intent]:
@@ -61,7 +61,7 @@ def _added_once(case: Case, intent: str) -> Iterator[Violation]:
 
 
 def is_lost_flow(case: Case, intent: str) -> bool:
-    """Tell whether a part of this flow was lost by BullMQ's own producer."""
+    """Return True if BullMQ's producer lost a part of this flow."""
     intended = case.book.intents[intent]
     if not KINDS[intended.kind].flow:
         return False

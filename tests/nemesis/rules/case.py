@@ -1,4 +1,4 @@
-"""The ledger and the truth, put side by side; and what is wrong where they differ."""
+"""Compares the ledger with the contents of Redis, and describes the violations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.nemesis.truth import Event, FetchOptions, Truth, takings
 
 
 class Violation(Struct):
-    """A rule that did not hold, for whom, and all that is known of it."""
+    """A violated rule, with its subject and everything known about it."""
 
     rule: int
     what: str
     evidence: list[str]
     theirs: str = ""
-    """Why it is no fault of ours; empty if it is."""
+    """Reason why taskbull is not at fault, or an empty string if it is."""
 
     def __str__(self) -> str:
         return "\n  ".join([f"({self.rule}) {self.what}", *self.evidence])
@@ -32,7 +32,7 @@ _REDIRECTED: Final = ("Too many Cluster redirections", "ReplyError: READONLY")
 
 
 class Case:
-    """Everything that is known of a run, by job and by intent."""
+    """Everything known about a run, by job and by intent."""
 
     def __init__(self, truth: Truth, book: Book) -> None:
         self.truth = truth
@@ -44,7 +44,7 @@ class Case:
             if job and not any(one.fields.get("name") == WAIT_JOB for one in events[:1])
         }
         self.intents: defaultdict[JobKey, set[str]] = defaultdict(set)
-        """By job; there should be one of each."""
+        """By job. Each should have one."""
         for name, queue in truth.queues.items():
             for job in queue.jobs:
                 self.intents[name, job].add(truth.intent_of((name, job)))
@@ -57,18 +57,18 @@ class Case:
                 self.jobs[intent].add(key)
 
     def kind(self, key: JobKey) -> Kind | None:
-        """Give the kind of a job; None for one that nobody intended."""
+        """Return the kind of a job, or None if no producer intended it."""
         for intent in self.intents[key]:
             if intent in self.book.intents:
                 return KINDS.get(self.book.intents[intent].kind)
         return None
 
     def stored(self, key: JobKey) -> dict[str, str] | None:
-        """Give the hash of a job, if it is there."""
+        """Return the hash of a job, if it exists."""
         return self.truth.queues[key[0]].jobs.get(key[1])
 
     def events(self, key: JobKey) -> list[Event]:
-        """Give what the stream tells of a job."""
+        """Return the stream's events about a job."""
         return self.truth.queues[key[0]].events.get(key[1], [])
 
     def names(self, key: JobKey) -> Counter[str]:
@@ -76,11 +76,11 @@ class Case:
         return Counter(one.name for one in self.events(key))
 
     def broken_between(self, first: float, last: float) -> bool:
-        """Tell whether any fault was in effect at some time between these."""
+        """Return True if any fault was active between these times."""
         return any(one.began <= last and one.at >= first for one in self.book.faults)
 
     def starved(self, first: float, last: float) -> float:
-        """Give the seconds for which the machine itself stood still."""
+        """Return the seconds for which the machine stalled."""
         return sum(
             max(0.0, min(last, fault.at) - max(first, fault.began))
             for fault in self.book.faults
@@ -96,7 +96,7 @@ class Case:
     def violation(
         self, rule: int, what: str, key: JobKey | None = None, intent: str = "", theirs: str = ""
     ) -> Violation:
-        """Make a violation with everything that is known of the job or the intent."""
+        """Create a violation with everything known about the job or the intent."""
         lines: list[tuple[float, str]] = []
         for one in {intent, *(self.intents[key] if key else ())} - {""}:
             if one in self.book.intents:

@@ -1,4 +1,4 @@
-"""(2) Every job ended as its kind asks, none began too early; (4) parents after their children."""
+"""(2) Every job finished as expected, none started too early; (4) parents after their children."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.nemesis.rules.run import AFTERMATH
 from tests.nemesis.truth import OPEN, Event
 
 EARLY_MS = 1
-"""Milliseconds that are lost by rounding."""
+"""Milliseconds lost by rounding."""
 
 PATIENCE = 5.0
-"""Seconds by which a run of a schedule may be late on a busy machine."""
+"""Maximum delay of a scheduled run on a busy machine, in seconds."""
 
 
 def ended_as_asked(case: Case) -> Iterator[Violation]:
-    """Hold each job's state and attempts against its kind."""
+    """Compare each job's state and attempts with its kind."""
     for name, queue in case.truth.queues.items():
         for state in OPEN:
             for job in queue.states[state]:
@@ -65,7 +65,7 @@ def _theirs(case: Case, job: str) -> str:
 
 
 def began_in_time(case: Case) -> Iterator[Violation]:
-    """Hold the first start of delayed jobs against their time."""
+    """Compare the first start of delayed jobs with their due time."""
     for key, taken in case.takings.items():
         for intent in case.intents[key]:
             intended = case.book.intents.get(intent)
@@ -77,12 +77,12 @@ def began_in_time(case: Case) -> Iterator[Violation]:
 
 
 def parents_after_children(case: Case) -> Iterator[Violation]:
-    """Hold the start of parents against the ends of their children."""
+    """Compare the start of parents with the end of their children."""
     for child in case.book.intents.values():
         if not child.parent:
             continue
         parent = case.kind((child.queue, child.parent))
-        # A growing job has begun to add its children, and is completed after them.
+        # A growing job starts before its children, and completes after them.
         step = "completed" if parent and parent.name == "growing" else "active"
         began = _first(case.events((child.queue, child.parent)), step)
         ended = _first(case.events((child.queue, child.intent)), "completed", "failed")
@@ -93,7 +93,7 @@ def parents_after_children(case: Case) -> Iterator[Violation]:
 
 
 def parents_have_all_results(case: Case) -> Iterator[Violation]:
-    """Hold what parents were given against what their children have returned."""
+    """Compare the results that parents received with those that the children returned."""
     families: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for intent, one in case.book.intents.items():
         above = case.book.intents.get(one.parent)
@@ -102,7 +102,7 @@ def parents_have_all_results(case: Case) -> Iterator[Violation]:
     for (queue, parent), children in families.items():
         stored = case.stored((queue, parent))
         if not stored or "returnvalue" not in stored:
-            continue  # another rule asks whether it is completed
+            continue  # Another rule checks that it is completed.
         _, *got = msgspec.json.decode(stored["returnvalue"])
         ends = [(case.stored((queue, child)) or {}).get("returnvalue") for child in children]
         returned = [msgspec.json.decode(end) for end in ends if end]
@@ -112,7 +112,7 @@ def parents_have_all_results(case: Case) -> Iterator[Violation]:
 
 
 def schedules_go_on(case: Case) -> Iterator[Violation]:
-    """Look for gaps in the runs of our schedule that nothing explains, and for doubles.
+    """Look for duplicate and unexplained missing runs of our schedule.
 
     A worker that starts while the schedule is removed declares it again, and that begins with a
     run. So runs after the first removal do not count.

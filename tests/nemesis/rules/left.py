@@ -1,4 +1,4 @@
-"""(6) Nothing is left: no lock, no stray id, no key without expiry."""
+"""(6) Nothing is left over: no lock, no stray id, no key without expiry."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LASTING: Final = {
     *("meta", "id", "events", "completed", "failed", "marker", "pc", "tb:groups"),
     *METRICS,
 }
-"""Keys of a queue that stay when it is empty. `tb:groups` has what the app declares."""
+"""Keys of a queue that remain when it is empty. `tb:groups` holds the app's declarations."""
 
 PARTS: Final = {"logs", "dependencies", "processed", "failed", "unsuccessful"}
-"""Keys that belong to a job, and go with it."""
+"""Keys that belong to a job and are removed with it."""
 
 
 def nothing_left(case: Case) -> Iterator[Violation]:
-    """Look at every key of every queue."""
+    """Check every key of every queue."""
     for name, queue in case.truth.queues.items():
         for key, life in queue.keys.items():
             job, _, part = key.rpartition(":")

@@ -1,4 +1,4 @@
-"""(3) No end was accepted from a run whose job had been taken again; extra runs are explained."""
+"""(3) No outcome was accepted from a run whose job was fetched again; extra runs are explained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AFTERMATH: Final = 6.0
 
 
 def last_run_counts(case: Case) -> Iterator[Violation]:
-    """Hold the run that a job's end names against the number of times it was taken."""
+    """Compare the run that a job's outcome names with the number of times it was fetched."""
     for key, taken in case.takings.items():
         fields, kind = case.stored(key), case.kind(key)
         if not fields or not taken or not kind or not kind.names_run:
@@ -30,7 +30,7 @@ def last_run_counts(case: Case) -> Iterator[Violation]:
 
 
 def extra_runs_explained(case: Case) -> Iterator[Violation]:
-    """Look for what made a job run more often than its kind asks."""
+    """Look for the cause of extra runs of a job."""
     for key, runs in case.book.runs.items():
         for number, count in Counter(run.number for run in runs).items():
             if count > 1:
@@ -49,6 +49,6 @@ def extra_runs_explained(case: Case) -> Iterator[Violation]:
 
 
 def count_extra(case: Case) -> int:
-    """Count the runs beyond those that kinds ask for."""
+    """Count the runs in addition to those that the kinds require."""
     kinds = ((case.kind(key), runs) for key, runs in case.book.runs.items())
     return sum(max(0, len(runs) - kind.runs) for kind, runs in kinds if kind)

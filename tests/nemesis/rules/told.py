@@ -1,4 +1,4 @@
-"""(5) Each event was told once and truly, by workers and by the stream."""
+"""(5) Each event was emitted once and correctly, by workers and in the stream."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ENDINGS: Final = {
     "Retried": "left",
     "Released": "left",
 }
-"""What the stream must show where a worker tells that a run has ended."""
+"""Stream event that must exist for each worker event about the end of a run."""
 
 
 def told_once_and_truly(case: Case) -> Iterator[Violation]:
-    """Hold what workers tell against the stream."""
+    """Compare the workers' events with the stream."""
     for key, told in case.book.told.items():
         taken = {one.number: one.ending for one in case.takings.get(key, [])}
         ends: defaultdict[int, list[Told]] = defaultdict(list)
@@ -42,7 +42,7 @@ def _has_value(case: Case, key: JobKey, value: str) -> bool:
 
 
 def every_end_told(case: Case) -> Iterator[Violation]:
-    """Look for ends that nobody told, though the worker was not killed before it could."""
+    """Look for outcomes without an event, although the worker was not killed before emitting it."""
     killed = case.book.killed
     for key, runs in case.book.runs.items():
         taken = {one.number: one.ending for one in case.takings.get(key, [])}
@@ -54,7 +54,7 @@ def every_end_told(case: Case) -> Iterator[Violation]:
 
 
 def stream_heard_once(case: Case) -> Iterator[Violation]:
-    """Hold what followers heard against the stream: each event once, and in order."""
+    """Compare the events of followers with the stream: each once, and in order."""
     for (who, queue), heard in case.book.heard.items():
         expected = [event.id for event in case.truth.queues[queue].stream]
         ids = [one.id for one in heard]

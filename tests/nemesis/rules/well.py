@@ -1,4 +1,4 @@
-"""(7) Every worker takes a fresh job and is as at the start; (8) calls kept their deadlines."""
+"""(7) Every worker runs a new job and is healthy; (8) calls kept their deadlines."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 from tests.nemesis.rules.case import Case, Violation
 
 SLACK: Final = 3
-"""How many times its deadline a call may take on a machine that is busy with other things."""
+"""Factor by which a call may exceed its deadline on a busy machine."""
 
 LATEST: Final = 10.0
-"""Seconds after which a worker has a fresh job, at the latest: twice what a link may cost."""
+"""Maximum seconds until a worker starts a new job: twice the time to replace a dead link."""
 
-MORE_THREADS: Final = 8  # those of the pool for sync functions are made when they are needed
+MORE_THREADS: Final = 8  # Threads for sync functions are created when needed.
 MORE_SOCKETS: Final = 8
 MORE_MEMORY: Final = 80_000_000
 
 
 def workers_are_well(case: Case) -> Iterator[Violation]:
-    """Hold the last look at each worker against the first at its part."""
+    """Compare the last state of each worker with the first one of its role."""
     parts: dict[str, list[str]] = {}
     for who in case.book.vitals:
         parts.setdefault(who.rpartition(".")[0], []).append(who)
@@ -38,7 +38,7 @@ def workers_are_well(case: Case) -> Iterator[Violation]:
 
 
 def calls_in_time(case: Case) -> Iterator[Violation]:
-    """Hold each call against its deadline."""
+    """Compare each call's duration with its deadline."""
     for call in case.book.calls:
         starved = case.starved(call.at - call.took, call.at)
         if call.deadline and call.took - starved > call.deadline * SLACK:

@@ -1,4 +1,4 @@
-"""A test runner for tests beside a real worker: they use the project's own databases."""
+"""A test runner for tests with a real worker: they use the project's own databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of both kinds: Django's own, and those of a taskbull app."""
+"""Tasks of both kinds: Django's, and those of a taskbull app."""
 
 from __future__ import annotations
 

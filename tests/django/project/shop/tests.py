@@ -1,4 +1,4 @@
-"""Tests in a project's own style: Django's TestCase, without a worker."""
+"""Tests in the style of a Django project: `TestCase`, without a worker."""
 
 from __future__ import annotations
 
