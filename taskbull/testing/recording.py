@@ -299,6 +299,7 @@ class Box:
         # By queue and group: the number of its turn, and the jobs that it has started in it.
         self._group_turns: dict[str, dict[str | None, tuple[int, int]]] = {}
         self._turn_numbers = count()
+        self._limited_until: dict[str, float] = {}  # By queue, in virtual time.
         self._answers: dict[str, Route] = {}  # By the names of remote tasks.
 
     def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
@@ -681,6 +682,8 @@ class Box:
             # A job that enqueues others in inline mode is still running.
             waiting = [job for job in self.jobs if job.state in _RUNNABLE and job.run is None]
             waiting = [job for job in waiting if not self._needs_answer(job)]
+            for job in waiting:
+                job.due = max(job.due, self._limited_until.get(job.queue, 0.0))
             if until is not None:
                 waiting += self._end_waits(until)
                 waiting += self._scheduled(min((job.due for job in waiting), default=until), until)
@@ -801,8 +804,11 @@ class Box:
                 job.attempts += 1
                 job.failure = failure
                 self._put_off(job, delay, is_front=job.options.lifo)
-            case SnoozeFor(delay) | LimitQueue(delay):
+            case SnoozeFor(delay):
                 self._put_off(job, delay, is_front=True)
+            case LimitQueue(delay):
+                self._put_off(job, 0.0, is_front=True)
+                self._limited_until[job.queue] = self.now + delay
             case AwaitChildren():
                 await_children(job, len(new), self.now)
             case Release() | Discard():

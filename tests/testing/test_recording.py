@@ -17,6 +17,7 @@ from taskbull import (
     JobFailed,
     JobState,
     PermanentError,
+    RateLimited,
     Retry,
     SerializationError,
     Snooze,
@@ -279,6 +280,26 @@ def test_what_a_task_may_raise_is_understood() -> None:
         box.run(check=False)
     assert seen == [0, 5, 12]
     assert box.jobs[0].attempts == 2
+
+
+def test_a_rate_limit_holds_the_whole_queue() -> None:
+    app = App("x", redis=NOWHERE)
+    seen: list[tuple[str, float]] = []
+
+    @app.task
+    def work(name: str) -> None:
+        seen.append((name, box.now))
+        if len(seen) == 1:
+            raise RateLimited(5)
+
+    with recorded(app) as box:
+        for name in "ab":
+            work.delay(name)
+        work.options(queue="other").delay("c")
+        box.advance(4)
+        assert [job.state for job in box.jobs[:2]] == [JobState.WAITING] * 2
+        box.run()
+    assert seen == [("a", 0), ("c", 0), ("a", 5), ("b", 5)]
 
 
 def test_jobs_that_never_end_are_noticed() -> None:
