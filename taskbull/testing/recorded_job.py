@@ -69,7 +69,7 @@ class RecordedJob:
     deferred_failure: str | None = None
     """The reason why the job will fail without being run, if any."""
     has_awaited: bool = False
-    """True if the current or last run began or continued a wait."""
+    """True if the current or last run had a wait that was not over."""
 
     def __init__(self, spec: JobSpec[Any], number: int, now: float) -> None:
         self.spec = spec
@@ -248,9 +248,8 @@ class RecordedJob:
             end = encode_record({"at": now_ms, "sent": number})
         elif record.until is not None and record.until <= now_ms:
             end = encode_record({"at": now_ms})
-        self.has_awaited = True
         if end is None:
-            self.awaited[call.field] = record.until
+            self.awaited[call.field], self.has_awaited = record.until, True
             return None
         steps[f"done:{call.field}"] = end
         return end, b"" if sent is None else signal_value(sent)

@@ -21,6 +21,7 @@ from taskbull import (
     SignalTimeout,
     StepMismatch,
     TaskbullError,
+    WaitForChildren,
     WrongState,
     current_job,
     step,
@@ -351,6 +352,24 @@ def test_a_job_waits_for_its_children_and_for_a_signal() -> None:
         box.run()
         assert job.result() == ["yes", 3]
         assert (starts, box.now) == ([1, 2], 60)  # The delay passes once.
+
+
+def test_a_wait_that_is_over_is_nothing_to_wait_for() -> None:
+    app = App("shop", redis=NOWHERE)
+    starts: list[int] = []
+
+    @app.task
+    async def publish() -> None:
+        starts.append(current_job().job.attempts_started)
+        await current_job().asleep(1)
+        raise WaitForChildren
+
+    with recorded(app) as box:
+        job = publish.delay()
+        box.advance(10, check=False)
+        with pytest.raises(JobFailed, match="twice in a row"):
+            job.result()
+    assert starts == [1, 2, 3]
 
 
 def test_a_signal_to_a_job_that_is_about_to_wait_is_not_lost() -> None:
