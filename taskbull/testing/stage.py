@@ -260,7 +260,7 @@ class Stage:
             return recorded.wall_ms(self._now())
 
         record = BoxPort(recorded, wall_ms)
-        recorded.awaited = None
+        recorded.awaited, recorded.has_awaited = {}, False
         environment = JobEnvironment(
             recorded.queue, WORKER_ID, lambda _: record, self._resources_of, wall_ms
         )
@@ -295,6 +295,7 @@ class Stage:
 @contextmanager
 def _running(recorded: RecordedJob, now_ms: int) -> Generator[Run]:
     recorded.started_ms = now_ms
+    recorded.starts += 1
     recorded.run = run = Run(recorded.as_job(), token="", renewed=0.0)
     try:
         yield run

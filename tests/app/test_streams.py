@@ -778,6 +778,22 @@ def test_a_box_collects_items() -> None:
     assert list(twice.stream("a")) == ["a", "a"]
 
 
+async def test_a_box_keeps_as_many_items_as_redis() -> None:
+    app = App("x", redis="redis://localhost:1")
+
+    @app.task(stream_limit=3)
+    def count() -> Iterator[int]:
+        yield from range(10)
+
+    with recorded(app) as box:
+        job = await count.adelay()
+        await box.arun()
+        assert box.stream(job) == [8, 9]  # The end is the third entry.
+        assert [event async for event in job.sse()][-1] == (
+            'id: 1-18446744073709551615\nevent: end\ndata: {"state":"completed"}\n\n'
+        )
+
+
 async def test_a_blocking_stream_in_an_event_loop_warns(bed: Bed) -> None:
     async with bed.app.worker().running():
         job = await bed.speak.adelay(TEXT)
