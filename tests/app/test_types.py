@@ -171,8 +171,8 @@ def test_a_value_that_does_not_fit_is_refused(
         (datetime, str, str, "has a JSON form already"),
         (Upload, str, str, "has a JSON form already"),
         (Color, str, str, "has a JSON form already"),
-        (complex, None, complex, "encode must be a function"),
-        (complex, str, 3, "decode must be a function"),
+        (complex, None, complex, "encode must be a plain function"),
+        (complex, str, 3, "decode must be a plain function"),
     ],
 )
 def test_a_wrong_registration_is_refused(
