@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 
 from taskbull.app.signature import Extra
 from taskbull.core.backoff import Backoff
-from taskbull.core.events import FailureHook, SuccessHook, takes
+from taskbull.core.events import FailureHook, SuccessHook
 from taskbull.core.groups import Cost, GroupBy, GroupRule
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import (
@@ -34,11 +34,13 @@ from taskbull.core.validation import (
     Duration,
     check_bool,
     check_choice,
+    check_function,
     check_int,
     check_text,
     check_type,
     refusal,
     seconds,
+    takes,
     to_ms,
 )
 from taskbull.errors import ConfigurationError
@@ -207,8 +209,9 @@ def stream_rules(
         if reduce is not list:
             raise ConfigurationError("reduce needs a function that yields")
         return None
-    if reduce is not None and not callable(reduce):
-        raise refusal("reduce", "be a function that takes the list of items, or None", reduce)
+    if reduce is not None:
+        rule = "be a sync function that takes the list of items, or None"
+        check_function("reduce", reduce, rule, 1)
     limit = given.get("stream_limit", STREAM_LIMIT)
     check_int("stream_limit", limit, least=1)
     life = seconds("stream_ttl", given.get("stream_ttl", STREAM_TTL), positive=True)

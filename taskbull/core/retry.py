@@ -37,6 +37,7 @@ from taskbull.core.outcome import (
 from taskbull.core.validation import (
     Duration,
     check_choice,
+    check_function,
     check_int,
     check_type,
     from_ms,
@@ -122,8 +123,9 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             check_type("backoff", self.backoff, Backoff, "be a Backoff")
         if self.error_backoffs is not None:
             check_error_backoffs(self.error_backoffs)
-        if self.classify is not None and not callable(self.classify):
-            raise refusal("classify", "be callable", self.classify)
+        if self.classify is not None:
+            rule = "be a sync function that takes the error"
+            check_function("classify", self.classify, rule, 1)
         if self.unknown_errors is not None:
             check_choice("unknown_errors", self.unknown_errors, ("retry", "fail"))
         for field in RetryKeywords.__annotations__:

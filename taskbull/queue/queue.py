@@ -215,7 +215,7 @@ def _read_entry(place: int, job: JobEntry) -> NewJob:
             return job
         case (name, data):
             return _new_job(name, data)
-        case (name, data, dict(options)):
+        case (name, data, dict(options)) if all(isinstance(key, str) for key in options):
             return _new_job(name, data, **options)
         case _:
             raise refusal(f"jobs[{place}]", "be queue.job(…) or (name, data, options)", job)

@@ -15,11 +15,11 @@ from anyio.from_thread import start_blocking_portal
 
 from taskbull.app.app import App
 from taskbull.app.group import Resources
-from taskbull.core import events
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import ExecutionMode, Job, current
 from taskbull.core.outcome import Complete, Discard, Fail, Outcome
 from taskbull.core.schedule import Cron, Every
+from taskbull.core.validation import is_async
 from taskbull.errors import ConfigurationError
 from taskbull.queue.handle import in_event_loop
 from taskbull.store.backend import Waiter, waiters
@@ -220,7 +220,7 @@ class Stage:
 
     def call_hook(self, hook: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Call a hook in this thread, or in an event loop if it is an `async def`."""
-        if not events.is_async(hook):
+        if not is_async(hook):
             hook(*args)
             return
 
@@ -232,7 +232,7 @@ class Stage:
 
     async def acall_hook(self, hook: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Await a hook, or call it in a thread if it is a sync function."""
-        if events.is_async(hook):
+        if is_async(hook):
             await hook(*args)
         else:
             await anyio.to_thread.run_sync(partial(hook, *args))

@@ -744,7 +744,7 @@ def test_wrong_declarations_are_refused() -> None:
         app.task(stream_limit=0)(items)
     with pytest.raises(ConfigurationError, match="stream_ttl"):
         app.task(stream_ttl=0)(items)
-    with pytest.raises(ConfigurationError, match="reduce must be a function"):
+    with pytest.raises(ConfigurationError, match="reduce must be a sync function"):
         app.task(reduce="join")(items)  # type: ignore[call-overload]
     assert not app.tasks
 
