@@ -230,7 +230,7 @@ def read_entry_id(field: str, value: object) -> EntryId:
     Raises:
         ConfigurationError: If it is not one.
     """
-    found = re.fullmatch(r"(\d{1,15})-(\d{1,20})", value) if isinstance(value, str) else None
+    found = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,20})", value) if isinstance(value, str) else None
     if found is None or int(found[2]) > LAST_NUMBER:
         raise refusal(field, "be the id of an entry, such as '1-7'", value)
     return EntryId(int(found[1]), int(found[2]))

@@ -599,7 +599,7 @@ async def test_server_sent_events_resume(bed: Bed) -> None:
                 "type": "JobFailed",
                 "reason": "ValueError: no luck",
             }
-        for wrong in ("x", "1", "1-2-3", "1-99999999999999999999"):
+        for wrong in ("x", "1", "1-2-3", "1-99999999999999999999", "\uff11-1"):
             with pytest.raises(ConfigurationError, match="last_event_id"):
                 job.sse(wrong)
 

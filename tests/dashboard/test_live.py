@@ -95,6 +95,22 @@ async def test_new_jobs_appear_on_the_page_of_their_queue(
         assert "&lt;b&gt;y" in changed["lists"]["jobs"]["items"]["job-b"]
 
 
+@pytest.mark.parametrize("page", ["queue", "groups"])
+async def test_a_list_whose_last_row_is_gone_says_so(
+    dashboard: Dashboard, make_queue: MakeQueue, page: str
+) -> None:
+    emails = make_queue("emails")
+    job = emails.add("send", {}, group="acme")
+    name = {"queue": "jobs"}.get(page, page)
+    async with streaming(dashboard, f"page={page}&q=emails&state=prioritized") as stream:
+        first = await stream.message(lambda it: name in it.get("lists", {}))
+        assert f"{name}-empty" not in first["lists"][name]["order"]
+        emails.remove(job.id)
+        changed = await stream.message(lambda it: name in it.get("lists", {}))
+        assert changed["lists"][name]["order"] == [f"{name}-empty"]
+        assert "No " in changed["lists"][name]["items"][f"{name}-empty"]
+
+
 async def test_a_stream_tells_that_redis_is_away_and_goes_on_when_it_is_back(
     private_server: PrivateServers, prefix: str
 ) -> None:
