@@ -165,8 +165,7 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
                 f"{recorded!r} has not run yet: call run() on the recorded jobs. A remote task "
                 "also needs answer()"
             )
-        value: R_co = self._read(payload.encode(recorded.value, "result"))
-        return value
+        return self._decoded(payload.encode(recorded.value, "result"))
 
     async def aresult(self, timeout: Any = None) -> R_co:
         """Return the job's result. See `result`."""

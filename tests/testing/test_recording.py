@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -134,6 +135,18 @@ def test_a_failure_is_raised_by_one_call(shop: Shop) -> None:
         with pytest.raises(JobFailed, match="ValueError: 2"):
             box.run()
         box.run()
+
+
+def test_a_result_that_the_worker_does_not_check_is_checked_here(shop: Shop) -> None:
+    @shop.app.task
+    def numbers() -> Iterator[int]:
+        yield "one"  # type: ignore[misc]
+
+    with recorded(shop.app) as box:
+        job = numbers.delay()
+        box.run()
+        with pytest.raises(SerializationError, match="Cannot read the result of job '1'"):
+            job.result()
 
 
 async def test_they_run_in_an_event_loop_too(shop: Shop) -> None:
