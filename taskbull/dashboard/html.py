@@ -82,11 +82,6 @@ class Rendered(Struct, frozen=True):
     timeless: str
     """The markup without the text of its times, which browsers keep up to date."""
 
-    def at(self, words: str) -> Rendered:
-        """Return a copy with this text in its first `time` element, and no text in others."""
-        markup = self.timeless.replace("></time>", f">{_escaped(words)}</time>", 1)
-        return Rendered(markup, self.timeless)
-
 
 class Placeholder:
     """A placeholder in a page for content that is sent later."""
