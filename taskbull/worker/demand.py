@@ -11,11 +11,8 @@ from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, Fail, Outcome
 from taskbull.core.retry import (
     Breaker,
+    BreakerState,
     CircuitBreaker,
-    Closed,
-    HalfOpened,
-    Opened,
-    Transition,
     attempts_of,
     fail_corrupt_job,
 )
@@ -232,24 +229,25 @@ class Circuit:
 
     def count(self, job_id: str, outcome: Outcome) -> None:
         """Count a job's outcome."""
-        self._emit(self.breaker.ended(job_id, outcome, self._clock.now()))
+        self._emit(self.breaker.ended(job_id, outcome, self._clock.now()), job_id)
 
     def _set_alarm(self) -> None:
         if self.breaker.wakes_at is not None:
             self._alarm.set(self.breaker.wakes_at)
 
-    def _emit(self, transition: Transition | None) -> None:
-        emit = self._reporter.emit
-        match transition:
+    def _emit(self, changed: BreakerState | None, job_id: str = "") -> None:
+        emit, breaker = self._reporter.emit, self.breaker
+        match changed:
             case None:
                 pass
-            case Opened(failures, threshold):
+            case BreakerState.OPEN:
                 self._set_alarm()
-                emit(events.CircuitOpened, failures=failures, threshold=threshold)
-            case HalfOpened(duration):
-                emit(events.CircuitHalfOpened, duration=duration)
-            case Closed(test_job_id):
-                emit(events.CircuitClosed, test_job_id=test_job_id)
+                threshold = breaker.options.threshold
+                emit(events.CircuitOpened, failures=breaker.failures, threshold=threshold)
+            case BreakerState.HALF_OPEN:
+                emit(events.CircuitHalfOpened, duration=breaker.duration)
+            case BreakerState.CLOSED:
+                emit(events.CircuitClosed, test_job_id=job_id)
 
 
 # Quarantine. Jobs that have stalled start one at a time, so that a job that kills its process takes
