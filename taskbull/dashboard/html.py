@@ -375,19 +375,18 @@ class Redactor:
         return [self.restore(*pair) for pair in zip(edited, original, strict=True)]
 
 
-class _Members:
+class _Members(Struct, eq=False):
     """Parser state for one object or array."""
 
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.key: str | None = None
-        """Name of the current member."""
-        self.value_at: int | None = None
-        """Start of the current value."""
-        self.is_secret = False
-        """True if a name member marks the values as secret."""
-        self.values: list[tuple[int, int]] = []
-        """Ranges of the value members."""
+    start: int
+    key: str | None = None
+    """Name of the current member."""
+    value_at: int | None = None
+    """Start of the current value."""
+    is_secret: bool = False
+    """True if a name member marks the values as secret."""
+    values: list[tuple[int, int]] = []
+    """Ranges of the value members."""
 
 
 class _Masking:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import copy_context
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import anyio
 from anyio import CancelScope, Event, create_task_group
@@ -303,11 +303,10 @@ def _heeding(run: Run, outcome: Outcome) -> Outcome:
     return run.stopped(None if failure is None else failure.error)
 
 
-class Given:
+class Given(NamedTuple):
     """Resources that replace those of the app's lifespans, which then do not run."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
 @asynccontextmanager
