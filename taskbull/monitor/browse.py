@@ -67,7 +67,6 @@ from taskbull.scripts.streams import StreamPreview, preview_items
 from taskbull.store.address import Endpoint, Namespace
 
 __all__ = [
-    "FIELDS",
     "START",
     "After",
     "ConnectedWorker",
@@ -93,9 +92,6 @@ __all__ = [
 
 _ITEMS = 20
 """Number of items of a stream that are shown by default."""
-
-FIELDS = tuple(wire.WIRE_NAMES)
-"""Fields of a job that may have any length."""
 
 
 def _field(name: str) -> str:
