@@ -394,33 +394,11 @@ class BreakerState(StrEnum):
     """A few test jobs are fetched."""
 
 
-class Opened(Struct, frozen=True):
-    """The circuit opened, so no more jobs are fetched."""
-
-    failures: int
-    threshold: int
-
-
-class HalfOpened(Struct, frozen=True):
-    """The circuit became half-open after `duration` seconds, so a few test jobs are fetched."""
-
-    duration: float
-
-
-class Closed(Struct, frozen=True):
-    """The circuit closed after the last test job succeeded, so all jobs are fetched again."""
-
-    test_job_id: str
-
-
-Transition = Opened | HalfOpened | Closed
-
-
 class Breaker:
     """State machine of one `CircuitBreaker`.
 
-    A method that changes the state returns the transition. Nothing else reports it, so each
-    transition is reported once.
+    A method that changes the state returns the new one. Nothing else reports it, so each change is
+    reported once.
 
     Call `started` for every fetched job, and then `ended` once. A job counts only in the period
     when it started. A job that was running when the circuit opened does not show if the cause has
@@ -428,8 +406,9 @@ class Breaker:
     """
 
     def __init__(self, options: CircuitBreaker) -> None:
-        self._options = options
-        self._duration = from_ms(to_ms(options.duration))
+        self.options = options
+        self.duration = from_ms(to_ms(options.duration))
+        """Seconds that the circuit stays open."""
         self.state = BreakerState.CLOSED
         """State after the last call of a method with `now`."""
         self.failures = 0
@@ -447,15 +426,14 @@ class Breaker:
     def wakes_at(self) -> float | None:
         """Time to call `check`, or `None` if the state does not depend on time."""
         if self.state is BreakerState.OPEN:
-            return self._opened_at + self._duration
+            return self._opened_at + self.duration
         return None
 
-    def check(self, now: float) -> HalfOpened | None:
+    def check(self, now: float) -> BreakerState | None:
         """Make an open circuit half-open if its duration has passed."""
         if self.wakes_at is None or now < self.wakes_at:
             return None
-        self._enter(BreakerState.HALF_OPEN)
-        return HalfOpened(self._duration)
+        return self._enter(BreakerState.HALF_OPEN)
 
     def allowed(self, wanted: int, asked: int = 0) -> int:
         """Return how many of the `wanted` jobs may be fetched now.
@@ -469,15 +447,15 @@ class Breaker:
                 return 0
             case BreakerState.HALF_OPEN:
                 tried = len(self._running) + self._successful_tests + asked
-                return max(0, min(wanted, self._options.half_open_max_attempts - tried))
+                return max(0, min(wanted, self.options.half_open_max_attempts - tried))
 
     def started(self, job_id: str) -> None:
         """Record that a job was fetched."""
         if self.state is not BreakerState.OPEN:
             self._running.add(job_id)
 
-    def ended(self, job_id: str, outcome: Outcome, now: float) -> Opened | Closed | None:
-        """Record the outcome of a job, and return the transition that it causes, if any.
+    def ended(self, job_id: str, outcome: Outcome, now: float) -> BreakerState | None:
+        """Record the outcome of a job, and return the new state if it has changed.
 
         Every failed attempt counts, whether it is retried or not. A job does not count if it was
         released, lost, cancelled or expired, or if it failed without running (a stall). Another
@@ -490,33 +468,32 @@ class Breaker:
             return None
         match outcome.kind.succeeded:
             case True:
-                return self._succeeded(job_id)
+                return self._succeeded()
             case False:
                 return self._failed(now)
             case None:
                 return None
 
-    def _succeeded(self, job_id: str) -> Closed | None:
+    def _succeeded(self) -> BreakerState | None:
         if self.state is BreakerState.CLOSED:
             self.failures = 0
             return None
         self._successful_tests += 1
-        if self._successful_tests < self._options.half_open_max_attempts:
+        if self._successful_tests < self.options.half_open_max_attempts:
             return None
-        self._enter(BreakerState.CLOSED)
         self.failures = 0
-        return Closed(job_id)
+        return self._enter(BreakerState.CLOSED)
 
-    def _failed(self, now: float) -> Opened | None:
+    def _failed(self, now: float) -> BreakerState | None:
         self.failures += 1
         closed = self.state is BreakerState.CLOSED
-        if closed and self.failures < self._options.threshold:
+        if closed and self.failures < self.options.threshold:
             return None
-        self._enter(BreakerState.OPEN)
         self._opened_at = now
-        return Opened(self.failures, self._options.threshold)
+        return self._enter(BreakerState.OPEN)
 
-    def _enter(self, state: BreakerState) -> None:
+    def _enter(self, state: BreakerState) -> BreakerState:
         self.state = state
         self._successful_tests = 0
         self._running.clear()
+        return state

@@ -262,12 +262,7 @@ def since(instant: datetime | None) -> h.Node:
     """Return the time elapsed since an instant, which the browser keeps up to date."""
     if instant is None:
         return "–"
-    return _instant(instant, since_words(instant), "since")
-
-
-def since_words(instant: datetime) -> str:
-    """Return the text of `since`."""
-    return _rough(time.time() - instant.timestamp())
+    return _instant(instant, _rough(time.time() - instant.timestamp()), "since")
 
 
 def clock(instant: datetime | None) -> h.Node:

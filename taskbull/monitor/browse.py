@@ -22,14 +22,7 @@ from taskbull.core.schedule import Schedule, runs_before
 from taskbull.core.search import Terms
 from taskbull.core.steps import JobStep, StepPreview
 from taskbull.core.validation import check_int, check_text, instant_to_ms, refusal
-from taskbull.core.wire.job import (
-    LINE_FIELDS,
-    RUN_TIME_FIELDS,
-    WHOLE_FIELDS,
-    WIRE_NAMES,
-    confirmed,
-    wanted,
-)
+from taskbull.core.wire import job as wire
 from taskbull.core.worker_record import JobHistory, WorkerRecord
 from taskbull.errors import JobNotFound, ServerRefused, TaskbullError
 from taskbull.monitor.search import all_queues, plain_name
@@ -74,7 +67,6 @@ from taskbull.scripts.streams import StreamPreview, preview_items
 from taskbull.store.address import Endpoint, Namespace
 
 __all__ = [
-    "FIELDS",
     "START",
     "After",
     "ConnectedWorker",
@@ -101,13 +93,10 @@ __all__ = [
 _ITEMS = 20
 """Number of items of a stream that are shown by default."""
 
-FIELDS = tuple(WIRE_NAMES)
-"""Fields of a job that may have any length."""
-
 
 def _field(name: str) -> str:
-    if name not in WIRE_NAMES:
-        raise refusal("field", f"be one of {', '.join(WIRE_NAMES)}", name)
+    if name not in wire.WIRE_NAMES:
+        raise refusal("field", f"be one of {', '.join(wire.WIRE_NAMES)}", name)
     return name
 
 
@@ -220,7 +209,7 @@ class ServerReads:
         check_int("limit", limit, least=1)
         wanted_state = _state(state)
         start, bound = _bounds(wanted_state, after, terms)
-        keys, fields = self.namespace.keys(queue), None if whole else LINE_FIELDS
+        keys, fields = self.namespace.keys(queue), None if whole else wire.LINE_FIELDS
         return self._jobs(keys, wanted_state, start, limit, fields, bound)
 
     @server_operation
@@ -231,7 +220,7 @@ class ServerReads:
         """
         check_int("most", most, least=1)
         keys = self.namespace.keys(queue)
-        page = yield from self._jobs(keys, JobState.ACTIVE, START, most, RUN_TIME_FIELDS)
+        page = yield from self._jobs(keys, JobState.ACTIVE, START, most, wire.RUN_TIME_FIELDS)
         return page.rows
 
     @server_operation
@@ -242,7 +231,7 @@ class ServerReads:
         if the position is a guess. Fields of more than 64 kB are left out, unless `whole` is True:
         then the log is read as well. Raises `JobNotFound` if the job does not exist.
         """
-        found = yield from self._inspect(queue, job_id, None if whole else WHOLE_FIELDS)
+        found = yield from self._inspect(queue, job_id, None if whole else wire.WHOLE_FIELDS)
         if found is None:
             raise JobNotFound(queue, job_id)
         if not whole:
@@ -291,13 +280,15 @@ class ServerReads:
         wanted_state = _state(state)
         start, bound = _bounds(wanted_state, after, terms)
         keys = self.namespace.keys(queue)
-        call = browse.search_jobs(keys, wanted_state, wanted(terms), start, bound=bound)
+        call = browse.search_jobs(keys, wanted_state, wire.wanted(terms), start, bound=bound)
         found = yield from ask(call)
         rows = found.rows
         if rows and (terms.paths or (terms.texts and mask is not None)):
             calls = [read.get_field(keys, row.job.id, "data") for row in rows]
             data = yield from ask_together(calls)
-            rows = [row for row, raw in zip(rows, data, strict=True) if confirmed(terms, raw, mask)]
+            rows = [
+                row for row, raw in zip(rows, data, strict=True) if wire.confirmed(terms, raw, mask)
+            ]
         return replace(found, rows=self._with_attempts(rows))
 
     @server_operation
@@ -425,7 +416,7 @@ class ServerReads:
         return found
 
     def _inspect(
-        self, queue: str, job_id: str, fields: Mapping[str, int] | None = WHOLE_FIELDS
+        self, queue: str, job_id: str, fields: Mapping[str, int] | None = wire.WHOLE_FIELDS
     ) -> AnySteps[JobDetails | None]:
         if check_text("job_id", job_id) in RESERVED_IDS:
             return None

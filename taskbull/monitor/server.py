@@ -19,16 +19,8 @@ from taskbull.errors import ConfigurationError, ServerRefused, TaskbullError, Wo
 from taskbull.monitor.audit import BoardOperations
 from taskbull.monitor.inspect import Node
 from taskbull.monitor.overview import ServerOverview
+from taskbull.queue import questions
 from taskbull.queue.handle import CALL_TIMEOUT
-from taskbull.queue.questions import (
-    Awaited,
-    Blocking,
-    Outages,
-    Rights,
-    repeat_calls,
-    server_operation,
-    with_rules,
-)
 from taskbull.queue.queue import AnyQueue, Queue, SyncQueue
 from taskbull.queue.stores import Stores
 from taskbull.queue.streams import Cursor, follow
@@ -105,8 +97,8 @@ class AnyServer(ServerOverview, BoardOperations):
         self.namespace = Namespace(self._stores.address, prefix, hash_tag)
         self._known = frozenset(queues)
         self._attempts_of = attempts_of
-        self._rights = Rights()
-        self._outages = Outages()
+        self._rights = questions.Rights()
+        self._outages = questions.Outages()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}, prefix {self.prefix}>"
@@ -147,7 +139,7 @@ class AnyServer(ServerOverview, BoardOperations):
             call_timeout=limit,
         )
 
-    @server_operation
+    @questions.server_operation
     def quiet_worker(self, worker_id: str) -> AnySteps[WorkerRecord]:
         """Ask a taskbull worker to stop fetching jobs. Its running jobs continue.
 
@@ -168,7 +160,7 @@ class AnyServer(ServerOverview, BoardOperations):
         """
         return self._set_quiet(worker_id, is_quiet=True)
 
-    @server_operation
+    @questions.server_operation
     def resume_worker(self, worker_id: str) -> AnySteps[WorkerRecord]:
         """Ask a worker to fetch jobs again after `quiet_worker`.
 
@@ -199,23 +191,23 @@ class AnyServer(ServerOverview, BoardOperations):
             raise WorkerNotFound(worker_id)
         return asked
 
-    @server_operation
+    @questions.server_operation
     def _request_stack(self, queue: str, job_id: str) -> AnySteps[str]:
         return request_stack(self.namespace.keys(queue), job_id, uuid4().hex)
 
-    @server_operation
+    @questions.server_operation
     def _read_stack(self, reply_to: str) -> AnySteps[bytes | None]:
         return again(read_stack(reply_to))
 
     def _with_rules(self, operation: AnySteps[T]) -> AnySteps[T]:
         skip, fall_back = self._outages.skip_lost_nodes, self._rights.fall_back_to_reading
-        return with_rules(operation, skip, fall_back, repeat_calls)
+        return questions.with_rules(operation, skip, fall_back, questions.repeat_calls)
 
 
 # The async server.
 
 
-class Server(AnyServer, Awaited):
+class Server(AnyServer, questions.Awaited):
     """All queues of a Redis server, for asyncio and trio: every operation is awaited."""
 
     def queue(self, name: str) -> Queue:
@@ -241,7 +233,7 @@ class Server(AnyServer, Awaited):
 # The sync server.
 
 
-class SyncServer(AnyServer, Blocking):
+class SyncServer(AnyServer, questions.Blocking):
     """All queues of a Redis server, for code without an event loop: operations block."""
 
     def queue(self, name: str) -> SyncQueue:

@@ -667,9 +667,7 @@ async def open_store(
         raise failure
 
 
-def ambient_store(
-    address: Address, options: ConnectionOptions = DEFAULT, notify: Notify = log_change
-) -> Store:
+def ambient_store(address: Address, options: ConnectionOptions = DEFAULT) -> Store:
     """Return a store that needs no block, because its tasks belong to the running event loop."""
 
     def spawn(run: Callable[[], Awaitable[None]]) -> None:
@@ -679,7 +677,7 @@ def ambient_store(
 
         backend.spawn(carry)
 
-    return Store(address, options, spawn, notify)
+    return Store(address, options, spawn, log_change)
 
 
 def _for_address(options: ConnectionOptions, address: Address) -> ConnectionOptions:
