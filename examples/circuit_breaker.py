@@ -1,10 +1,10 @@
-"""A circuit breaker: while the other side is down, jobs wait instead of failing.
+"""A circuit breaker: while a service is down, jobs wait instead of failing.
 
     pip install 'taskbull[embedded]'
     python circuit_breaker.py
 
-A weather service is down for its first four requests. After three failures in a row the worker
-takes no more jobs of the queue; half a second later it tries one, and so on, until one succeeds.
+A weather service is down for its first four requests. After three failures in a row, the
+worker stops fetching from the queue. Every half second, it tries one job, until one succeeds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ requests = count(1)
 
 
 async def ask_weather_service(city: str) -> str:
-    """Stand for an HTTP request."""
+    """Pretend to send an HTTP request."""
     if next(requests) <= 4:
         raise ConnectionError("the weather service is down")
     return f"sunny in {city}"
@@ -34,36 +34,36 @@ async def ask_weather_service(city: str) -> str:
     circuit_breaker=CircuitBreaker(threshold=3, duration=0.5),
 )
 async def forecast(city: str) -> str:
-    """Ask somebody else, who may be away."""
+    """Call a service that may be down."""
     return await ask_weather_service(city)
 
 
 @app.on(events.Retried)
-def tell_failure(event: events.Retried) -> None:
-    """One attempt failed."""
+def print_failure(event: events.Retried) -> None:
+    """Print a failed attempt."""
     print(f"job {event.job.id}: {event.failure.reason}")
 
 
 @app.on(events.CircuitOpened)
-def tell_opened(event: events.CircuitOpened) -> None:
-    """No jobs are taken for a while."""
+def print_opened(event: events.CircuitOpened) -> None:
+    """Print that fetching is paused."""
     print(f"the circuit is open: {event.failures} failures in a row")
 
 
 @app.on(events.CircuitHalfOpened)
-def tell_half_opened(event: events.CircuitHalfOpened) -> None:
-    """A single job is tried."""
+def print_half_opened(event: events.CircuitHalfOpened) -> None:
+    """Print that a test job runs."""
     print(f"the circuit is half open after {event.duration:g} s: one job is tried")
 
 
 @app.on(events.CircuitClosed)
-def tell_closed(event: events.CircuitClosed) -> None:
-    """All is well again."""
+def print_closed(event: events.CircuitClosed) -> None:
+    """Print that the service is back."""
     print(f"the circuit is closed: job {event.test_job_id} succeeded")
 
 
 async def main() -> None:
-    """Ask for five cities, with a worker that runs one job at a time."""
+    """Request five cities, with a worker that runs one job at a time."""
     cities = ["Athens", "Bergen", "Cairo", "Delhi", "Essen"]
     jobs = await app.aenqueue([forecast.job(city) for city in cities])
     async with app.worker(concurrency=1).running():
@@ -72,5 +72,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    logging.getLogger("taskbull").setLevel(logging.ERROR)  # its warnings say what is printed here
+    # The program prints the same as the worker's warnings.
+    logging.getLogger("taskbull").setLevel(logging.ERROR)
     anyio.run(main)

@@ -1,10 +1,10 @@
-"""A model is fed up to 32 texts at a time, by jobs that bring one text each. No server is needed:
+"""Embed up to 32 texts in one call of a model, with one job per text. No server is needed:
 
     pip install 'taskbull[embedded]'
     python embed_in_batches.py
 
-The model is opened once, by the lifespan, and given to the task. One of the texts is bad: its own
-job fails, and no other. Node adds such jobs with `queue.add('embed', { texts: 'one text' })`.
+The lifespan loads the model once and passes it to the task. One of the texts is invalid: only its
+job fails. Node adds such jobs with `queue.add('embed', { texts: 'one text' })`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import anyio
 from taskbull import App, JobFailed, PermanentError, current_batch, from_lifespan
 
 app = App("embed", redis=os.environ.get("TASKBULL_REDIS_URL", "embedded://"), queue="texts")
-app.queue_options("texts", concurrency=64)  # 32 in the call, 32 that gather for the next one
+app.queue_options("texts", concurrency=64)  # 32 in the current call, and 32 for the next one.
 
 
 class Model:
-    """Stands for one of torch's: a call costs as much for 32 texts as for one."""
+    """A fake model. Like a real one, it needs as much time for 32 texts as for one."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def encode(self, texts: list[str]) -> list[list[float]]:
-        """Return a vector for each text: how often it has each vowel."""
+        """Return a vector for each text: its number of each vowel."""
         self.calls += 1
         time.sleep(0.05)
         return [[float(text.count(vowel)) for vowel in "aeiou"] for text in texts]
@@ -45,7 +45,7 @@ async def load_model() -> AsyncIterator[Model]:
 
 @app.batch_task(size=32, wait=0.02)
 def embed(texts: list[str], model: Model = from_lifespan()) -> list[list[float] | Exception]:
-    """Return a vector for each text, in order; or why there is none for it."""
+    """Return a vector or an error for each text, in order."""
     for job in current_batch():
         job.log(f"in a call with {len(texts)} texts")
     vectors = model.encode(texts)
@@ -56,7 +56,7 @@ def embed(texts: list[str], model: Model = from_lifespan()) -> list[list[float] 
 
 
 async def main() -> None:
-    """Add 100 jobs, one of them bad, and run a worker until they are done."""
+    """Add 100 jobs, one of them invalid, and run a worker until they are done."""
     texts = [f"text number {number}" for number in range(99)]
     jobs = await app.aenqueue([embed.job(text) for text in [*texts, ""]])
     await app.run_worker(burst=True)
@@ -69,5 +69,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    logging.getLogger("taskbull").setLevel(logging.CRITICAL)  # the failure is expected
+    logging.getLogger("taskbull").setLevel(logging.CRITICAL)  # The failure is expected.
     anyio.run(main)

@@ -1,4 +1,4 @@
-"""Flows: 1,000 pages are counted, then a summary runs; one page fails, under each policy.
+"""Flows: count 1,000 pages, then run a summary. One page fails, under each policy.
 
 pip install 'taskbull[embedded]'
 python fan_out.py
@@ -24,7 +24,7 @@ BROKEN = 500
 
 @app.task
 async def count(page: int) -> int:
-    """Stand for a look at a web page."""
+    """Pretend to fetch a web page."""
     if page == BROKEN:
         raise PermanentError(f"page {page} is gone")
     return 1
@@ -32,8 +32,9 @@ async def count(page: int) -> int:
 
 @app.task(attempts=1)
 async def summary(counts: list[int] = from_children(count)) -> str:
-    """Add up what the pages gave."""
-    await current_job().adrop_pending_children()  # with "continue" it runs before all have ended
+    """Add up the results of the pages."""
+    # With "continue", it runs before all have finished.
+    await current_job().adrop_pending_children()
     failed = await current_job().afailed_children()
     return f"{sum(counts)} pages counted, {len(failed)} known to have failed"
 

@@ -2,8 +2,8 @@
 
     python examples/fill_a_queue.py
 
-With `TASKBULL_REDIS_URL` set, on that server instead; a BullMQ worker in Node takes the jobs as
-they are: `new Worker('emails', async job => …)`.
+Set `TASKBULL_REDIS_URL` to use another server. A BullMQ worker in Node can run the jobs:
+`new Worker('emails', async job => …)`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     pip install 'taskbull[embedded]'
     python nightly_report.py
 
-The worker writes both schedules when it starts. Nobody has to wait until three: `run_schedule_now`
-adds one more job of a schedule.
+The worker writes both schedules when it starts. You do not have to wait until three:
+`run_schedule_now` adds a job of a schedule immediately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def nightly(region: str = "all regions") -> str:
 
 @app.task(schedule=Every(0.2, limit=3))
 async def look_for_orders() -> None:
-    """Stand for a request to somebody who cannot call us."""
+    """Pretend to poll a service that has no webhooks."""
     orders.append(len(orders) + 1)
     print(f"order {orders[-1]}")
     if len(orders) == 3:
@@ -40,7 +40,7 @@ app.schedule("nightly-eu", Cron("30 3 * * 1-5", tz="Europe/Berlin"), nightly.job
 
 
 async def main() -> None:
-    """Let the worker run until three orders came, then look at the schedules."""
+    """Run the worker until three orders have arrived, then print the schedules."""
     queue = app.queue("reports")
     async with app.worker().running():
         await seen.wait()
@@ -49,7 +49,7 @@ async def main() -> None:
         for name in ("nightly", "nightly-eu"):
             job = await queue.run_schedule_now(name)
             print(await job.aresult(timeout=30))
-    for schedule in await queue.schedules():  # else they would wait for the next worker
+    for schedule in await queue.schedules():  # Otherwise they would wait for the next worker.
         await queue.remove_schedule(schedule.id)
 
 

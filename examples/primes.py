@@ -1,9 +1,9 @@
-"""Functions that compute use all cores, and one that hangs is ended.
+"""CPU-bound functions use all cores, and one that hangs is killed.
 
     pip install 'taskbull[embedded]'
     python primes.py
 
-With TASKBULL_REDIS_URL set, on that server; else on the embedded one.
+Set TASKBULL_REDIS_URL to use your own server instead of the embedded one.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ app = App("primes", redis=os.environ.get("TASKBULL_REDIS_URL", "embedded://"), q
 
 @app.task(process=True)
 def count_primes(start: int, end: int) -> tuple[int, int]:
-    """Count the primes of a range, and tell in which process that was done."""
+    """Count the primes of a range, and return the id of the process."""
     found = sum(all(n % d for d in range(2, int(n**0.5) + 1)) for n in range(max(start, 2), end))
     return found, os.getpid()
 
 
 @app.task(process=True, timeout=0.5, grace=0.5, attempts=1)
 def search_for_ever() -> None:
-    """Never find anything: no thread could be stopped here."""
+    """Loop forever. A thread could not be stopped here."""
     while True:
         pass
 
 
 @app.task(process=True, attempts=1)
 def crash() -> None:
-    """Take the process down, as a fault in C code does."""
+    """Crash the process, as a bug in C code does."""
     os.abort()
 
 

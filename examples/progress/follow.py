@@ -12,7 +12,7 @@ async def main() -> None:
     """Follow the events of one job until it ends."""
     job = await encode.adelay("holiday.mov")
     print(f"job {job.id} waits for a worker")
-    # From the oldest event that is kept, so that nothing of this job is missed.
+    # From the oldest stored event, so that no event of this job is missed.
     async with aclosing(app.queue(job.queue).events(last_id="0")) as events:
         async for event in events:
             if event.job_id != job.id:

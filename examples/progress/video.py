@@ -1,4 +1,4 @@
-"""A task that tells how far it is, and a terminal that shows it live:
+"""A task that reports its progress, and a terminal that shows it live:
 
     pip install 'taskbull[embedded]'
     taskbull worker video:app          # in one terminal, in this folder
@@ -21,10 +21,10 @@ FRAMES = 20
 
 @app.task(timeout=600)
 def encode(path: str) -> str:
-    """Work for a second or two; a sync function, so it has a thread of its own."""
+    """Work for a second or two. A sync function runs in a thread."""
     job = current_job()
     for frame in range(1, FRAMES + 1):
-        time.sleep(0.05)  # the work
+        time.sleep(0.05)  # The work.
         job.progress({"frame": frame, "of": FRAMES})
     job.log(f"{FRAMES} frames of {path}")
     return path.replace(".mov", ".mp4")

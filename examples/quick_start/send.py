@@ -1,4 +1,4 @@
-"""Send jobs and wait for what they give: `python send.py`. See tasks.py."""
+"""Send jobs and wait for their results: `python send.py`. See tasks.py."""
 
 from __future__ import annotations
 

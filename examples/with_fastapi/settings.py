@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 REDIS_URL = os.environ.get("TASKBULL_REDIS_URL", "embedded://")
-ENQUEUE_TIMEOUT = float(os.environ.get("ENQUEUE_TIMEOUT", "2"))  # a request waits no longer
+# Maximum time that a request waits.
+ENQUEUE_TIMEOUT = float(os.environ.get("ENQUEUE_TIMEOUT", "2"))
 PAGES_PER_SECOND = float(os.environ.get("PAGES_PER_SECOND", "5"))
-RUN_WORKER = os.environ.get("RUN_WORKER", "yes") == "yes"  # in the web server's process
-STREAM_SECONDS = float(os.environ.get("STREAM_SECONDS", "10"))  # of one stream of events
+RUN_WORKER = os.environ.get("RUN_WORKER", "yes") == "yes"  # In the web server's process.
+STREAM_SECONDS = float(os.environ.get("STREAM_SECONDS", "10"))  # Duration of one event stream.

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """The event loop of the tests, as uvicorn has it."""
+    """The event loop of the tests, the same as uvicorn's."""
     return "asyncio"
 
 

@@ -12,7 +12,7 @@ The worker runs in the web server's event loop. To run it as a process, for CPU-
 scale it, set `RUN_WORKER=no` and start `taskbull worker reports:app`.
 
 In production, add `--timeout-graceful-shutdown 20`: uvicorn otherwise waits for slow clients
-without a limit before it stops. `test_web.py` shows how to test such a service.
+indefinitely before it stops. `test_web.py` shows how to test such a service.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from taskbull import Dashboard, EnqueueError, JobNotFound
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-    """Run a worker while the web server runs, unless a process of its own does."""
+    """Run a worker while the web server runs, unless a separate process does."""
     if not RUN_WORKER:
         yield
         return
@@ -45,7 +45,7 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 api = FastAPI(lifespan=lifespan)
-# Only for browsers on this machine, until `access=` says who else may look.
+# Only for browsers on this machine, unless `access=` allows others.
 api.mount("/jobs", Dashboard(app))
 PAGE = (Path(__file__).parent / "page.html").read_text()
 
@@ -59,7 +59,7 @@ class Order(BaseModel):
 
 @api.post("/reports", status_code=202)
 async def order_report(order: Order) -> dict[str, str]:
-    """Add a job. The request does not wait for it, nor for a Redis that is away."""
+    """Add a job. The request waits neither for the job nor for an unavailable Redis."""
     try:
         job = await build_report.adelay(order.customer, pages=order.pages)
     except EnqueueError as error:
@@ -72,7 +72,7 @@ async def show_report(job_id: str) -> dict[str, Any]:
     """Return what is known about a job."""
     job = app.job(build_report.queue, job_id)
     try:
-        state = await job.astate()  # first, so that a completed job has its result
+        state = await job.astate()  # First, so that a completed job has its result.
         info = await job.ainfo()
     except JobNotFound as error:
         raise HTTPException(404, "there is no such report") from error
@@ -88,18 +88,18 @@ async def show_report(job_id: str) -> dict[str, Any]:
 async def follow_report(
     job_id: str, last_event_id: Annotated[str, Header(pattern=r"^\d+(-\d+)?$")] = "0"
 ) -> StreamingResponse:
-    """Send what happens to a job as it happens, for some seconds; browsers then ask again.
+    """Send a job's events live for some seconds. Browsers then reconnect.
 
-    Web servers wait for open streams before they stop, so that one without an end would hold up
-    every deployment. A browser continues after the last event that it got.
+    Web servers wait for open streams before they stop, so an endless stream would hold up every
+    deployment. A browser continues after the last event that it got.
     """
-    await show_report(job_id)  # 404 if there is none
+    await show_report(job_id)  # 404 if the job does not exist.
     return StreamingResponse(_events_of(job_id, last_event_id), media_type="text/event-stream")
 
 
 async def _events_of(job_id: str, last_id: str) -> AsyncIterator[str]:
-    # From the oldest event that is kept, so that nothing is missed. Each viewer has a connection to
-    # Redis; for thousands of them, follow the queue once and pass on what comes.
+    # From the oldest stored event, so that nothing is missed. Each viewer has a connection to
+    # Redis; for thousands of them, follow the queue once and forward its events.
     yield "retry: 500\n\n"
     end = time.monotonic() + STREAM_SECONDS
     async with aclosing(app.queue(build_report.queue).events(last_id=last_id)) as events:
@@ -117,5 +117,5 @@ async def _events_of(job_id: str, last_id: str) -> AsyncIterator[str]:
 
 @api.get("/", response_class=HTMLResponse)
 async def page() -> str:
-    """Show a button, and what becomes of its job."""
+    """Show a button, and the progress of its job."""
     return PAGE

@@ -4,7 +4,7 @@
     python ask_node.py                 # in one terminal, in this folder
     node translate_worker.mjs          # in another
 
-A queue is enough: no task is needed where the code is in Node.
+A queue is enough. No task is needed if the code is in Node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A flow over two languages: Node translates, and a Python job puts the results together.
+"""A flow across two languages: Node translates, and a Python job combines the results.
 
 pip install 'taskbull[embedded]' && npm install
 python phrase_book.py              # in one terminal, in this folder
@@ -19,19 +19,19 @@ from taskbull import App, from_children
 EMBEDDED = f"embedded://{Path(__file__).resolve().parent / '.taskbull'}"
 
 app = App("books", redis=os.environ.get("TASKBULL_REDIS_URL", EMBEDDED), queue="books")
-translations = app.queue("translations")  # Node's
+translations = app.queue("translations")  # Node's queue.
 
 PHRASES = (["hello"], ["world"], ["hello", "world"])
 
 
 @app.task
 async def phrase_book(title: str, phrases: list[list[str]] = from_children("translate")) -> str:
-    """Bind what Node has translated, in the order in which it was asked for."""
+    """Combine Node's translations in the order of the requests."""
     return f"{title}: {', '.join(' '.join(words) for words in phrases)}"
 
 
 async def main() -> None:
-    """Add the flow, and work until it has ended."""
+    """Add the flow, and run a worker until it has finished."""
     logging.getLogger("taskbull").setLevel(logging.WARNING)
     children = [translations.job("translate", {"words": words}) for words in PHRASES]
     book = await phrase_book.after(children).adelay("German")

@@ -4,8 +4,8 @@
     taskbull worker thumbnails:app     # in one terminal, in this folder
     node order_thumbnail.mjs           # in another
 
-The job's name is the task's, and its data an object of the task's arguments. Node gets the result,
-the progress and the errors as from any worker of its own.
+The job's name is the task's, and its data is an object with the task's arguments. Node gets the
+result, the progress and the errors as from a Node worker.
 """
 
 from __future__ import annotations

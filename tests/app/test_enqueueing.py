@@ -170,7 +170,9 @@ def test_delay_without_an_event_loop_does_not_warn(app: App) -> None:
         declare(app).delay("a")
 
 
-def test_redis_away_is_told_in_time_and_the_job_can_be_kept(free_port: int, app: App) -> None:
+def test_an_unavailable_redis_raises_in_time_and_the_job_can_be_kept(
+    free_port: int, app: App
+) -> None:
     away = App("shop", redis=f"redis://127.0.0.1:{free_port}", enqueue_timeout=0.3)
     send = declare(away)
     began = time.monotonic()

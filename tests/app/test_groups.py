@@ -139,7 +139,7 @@ def _named(name: str) -> Any:
     return function
 
 
-async def test_limits_hold_over_several_workers(app: App) -> None:
+async def test_group_limits_hold_across_several_workers(app: App) -> None:
     app.queue_options("q", groups=Groups(concurrency=2))
     running, most = Counter[str](), Counter[str]()
 

@@ -96,7 +96,7 @@ async def test_a_task_has_hooks_of_its_own(app: App) -> None:
     assert calls.is_empty()
 
 
-async def test_hooks_run_however_a_job_ends(app: App) -> None:
+async def test_hooks_run_for_every_outcome(app: App) -> None:
     calls = Calls()
 
     @app.task(on_failure=lambda job, failure: calls.add(app.job(job.ref).id, failure.reason))

@@ -32,7 +32,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         sleep(0.01)
 
 
-def test_a_killed_worker_leaves_neither_a_gap_nor_a_double(
+def test_a_killed_worker_causes_no_missing_or_duplicate_run(
     server: Reachable, prefix: str, app: App, admin: Any
 ) -> None:
     queue, random = app.sync_queue("default"), Random(7)

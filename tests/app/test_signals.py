@@ -83,7 +83,7 @@ def waiting(app: App, admin: redis.Redis, keys: QueueKeys) -> Waiting:
     return Waiting(app, admin, keys)
 
 
-async def test_a_wait_gives_the_slot_back_and_spends_no_attempt(
+async def test_a_wait_releases_its_slot_and_uses_no_attempt(
     waiting: Waiting, app: App, admin: redis.Redis, keys: QueueKeys
 ) -> None:
     with fail_after(LIMIT):
@@ -131,7 +131,7 @@ def test_sync_callers_send_signals(waiting: Waiting, app: App) -> None:
     assert [(one.kind, one.status) for one in job.steps()] == [("step", "done"), ("signal", "done")]
 
 
-async def test_each_wait_takes_the_next_signal_and_early_ones_are_kept(
+async def test_each_wait_takes_the_next_signal_and_early_signals_are_kept(
     app: App, waiting: Waiting
 ) -> None:
     @app.task(attempts=1)

@@ -128,7 +128,7 @@ async def test_a_plain_task_has_steps_in_its_thread(app: App) -> None:
     assert calls == [("a", False), ("b", False)]
 
 
-async def test_a_job_with_the_id_of_a_removed_one_has_its_own_steps(
+async def test_a_job_that_reuses_an_id_does_not_reuse_its_steps(
     app: App, admin: redis.Redis, keys: QueueKeys
 ) -> None:
     """BullMQ removes a job without its steps, and producers can use an id again."""
@@ -274,7 +274,7 @@ async def test_a_job_without_steps_makes_no_more_calls_and_a_first_run_loads_not
     assert count() == before + 1
 
 
-async def test_an_attempt_that_lost_its_job_stores_nothing(
+async def test_an_attempt_that_lost_its_lock_stores_no_step(
     app: App, admin: redis.Redis, keys: QueueKeys
 ) -> None:
     seen: list[type[Exception]] = []

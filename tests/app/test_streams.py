@@ -288,7 +288,7 @@ async def test_cancelling_closes_the_generator(bed: Bed) -> None:
     assert bed.closed == ["async", "plain"]
 
 
-async def test_a_reader_ends_with_a_job_that_never_runs(bed: Bed) -> None:
+async def test_a_reader_stops_if_the_job_never_runs(bed: Bed) -> None:
     job = await bed.speak.adelay(TEXT)
     async with create_task_group() as tasks:
 
@@ -308,7 +308,7 @@ def list_failing(job: JobHandle[Any]) -> None:
         list(job.stream())
 
 
-async def test_a_job_that_has_lost_its_lock_writes_nothing(bed: Bed, admin: redis.Redis) -> None:
+async def test_a_job_that_lost_its_lock_writes_no_items(bed: Bed, admin: redis.Redis) -> None:
     base = f"{bed.prefix}:q:"
     async with bed.app.worker(shutdown_timeout=1).running():
         job = await bed.count.adelay(1, wait=True)
@@ -366,7 +366,7 @@ async def test_a_stream_goes_with_its_job(bed: Bed, admin: redis.Redis) -> None:
         assert 0 < admin.pttl(key_of(bed, job)) <= 3_600_000
 
 
-async def test_a_job_with_the_id_of_a_removed_one_has_its_own_items(
+async def test_a_job_that_reuses_an_id_does_not_reuse_its_items(
     bed: Bed, admin: redis.Redis
 ) -> None:
     variant = bed.speak.options(job_id="again", keep_completed=Keep.none())
@@ -430,7 +430,7 @@ async def test_a_reader_of_large_items_holds_few_of_them(bed: Bed, admin: redis.
 
 @pytest.mark.everywhere
 @pytest.mark.parametrize("how", ["text", "later"])
-async def test_a_job_whose_stream_is_broken_stops_no_other(
+async def test_a_broken_stream_affects_only_its_own_job(
     bed: Bed, admin: redis.Redis, how: str
 ) -> None:
     async with bed.app.worker(concurrency=5).running():
@@ -450,7 +450,7 @@ async def test_a_job_whose_stream_is_broken_stops_no_other(
 
 
 @pytest.mark.everywhere
-async def test_a_cut_reader_misses_and_repeats_nothing(
+async def test_a_disconnected_reader_misses_and_repeats_no_item(
     bed: Bed, server: Reachable, prefix: str
 ) -> None:
     with Proxy(target(server)) as proxy:
@@ -477,7 +477,7 @@ async def test_a_cut_reader_misses_and_repeats_nothing(
         app.close()
 
 
-async def test_items_whose_reply_is_lost_are_written_once(
+async def test_items_are_written_once_if_the_reply_is_lost(
     server: Reachable, prefix: str, admin: redis.Redis
 ) -> None:
     with Proxy(target(server)) as proxy:
@@ -502,7 +502,7 @@ async def test_items_whose_reply_is_lost_are_written_once(
         bed.app.close()
 
 
-async def test_a_generator_that_outruns_redis_waits(
+async def test_a_generator_faster_than_redis_waits(
     server: Reachable, prefix: str, admin: redis.Redis
 ) -> None:
     backlog = [0]
@@ -541,7 +541,7 @@ async def test_a_slow_reader_gets_everything(bed: Bed) -> None:
         assert seen == list(range(700))
 
 
-async def test_a_killed_worker_leads_to_a_restart(server: Reachable, prefix: str) -> None:
+async def test_a_killed_worker_causes_a_restart_event(server: Reachable, prefix: str) -> None:
     words = [sys.executable, "-m", "tests.app.killed_stream", server.url, prefix]
     app = App("killed", redis=server.url, prefix=prefix)
     job = await app.queue("q").add("half", {"name": "first"}, attempts=3)

@@ -146,7 +146,7 @@ def seed(admin: Any, prefix: str) -> list[str]:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # it is about data, and takes seconds
-async def test_no_shape_in_one_queue_hides_another(  # S5
+async def test_malformed_data_in_one_queue_does_not_hide_another(  # S5
     server: Reachable, prefix: str, make_queue: MakeQueue, admin: Any
 ) -> None:
     names = seed(admin, prefix)
@@ -255,7 +255,7 @@ async def test_a_search_in_all_queues_passes_over_one_that_cannot_be_read(  # S5
     assert "q=good&amp;id=1" in found.text
 
 
-def test_commands_show_the_good_queue_beside_all_shapes(  # S5
+def test_commands_show_the_valid_queue_despite_any_malformed_one(  # S5
     server: Reachable, prefix: str, make_queue: MakeQueue, admin: Any, tmp_path: Any
 ) -> None:
     seed(admin, prefix)

@@ -155,7 +155,7 @@ def test_a_case_gives_the_same_as_by_bullmq_5_alone(
     [(5, "ours"), (6, "theirs"), in_full(5, "theirs"), in_full(6, "ours")],
 )
 @pytest.mark.parametrize("live", LIVE, ids=lambda live: live.__name__)
-def test_both_work_at_one_queue(
+def test_node_and_python_workers_share_a_queue(
     live: Callable[[Redis, Actor, Actor], None],
     version: Version,
     first: str,

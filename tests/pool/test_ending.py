@@ -26,7 +26,7 @@ from tests.worker.bed import until
         *(in_full(how) for how in ("spin", "sleep", "gil", "power", "babble")),
     ],
 )
-async def test_a_function_that_hangs_is_ended_and_its_process_replaced(
+async def test_a_hanging_function_is_killed_and_its_process_replaced(
     bed: PoolBed, how: str
 ) -> None:
     async with bed.working(process_pool=2) as worker:
@@ -107,9 +107,7 @@ async def test_what_a_function_has_started_ends_with_it(bed: PoolBed) -> None:
         in_full("torn", "died: exit code 5"),
     ],
 )
-async def test_a_crash_fails_its_own_attempt_and_no_other_job(
-    bed: PoolBed, how: str, told: str
-) -> None:
+async def test_a_crash_fails_only_its_own_attempt(bed: PoolBed, how: str, told: str) -> None:
     async with bed.working(process_pool=2) as worker:
         before = worker.pids
         innocent = await bed.hold.adelay("open")

@@ -45,7 +45,7 @@ def cut_at_random(proxy: Proxy, random: Random, prefix: str) -> None:
         proxy.cut_before_request(prefix.encode())
 
 
-async def test_one_by_one_over_a_connection_that_is_cut_again_and_again(
+async def test_single_jobs_are_added_once_despite_repeated_disconnects(
     proxy: Proxy, admin: Any, prefix: str
 ) -> None:
     random = Random(1)
@@ -59,7 +59,7 @@ async def test_one_by_one_over_a_connection_that_is_cut_again_and_again(
     assert proxy.cuts >= ROUNDS // 3
 
 
-async def test_in_bulk_over_a_connection_that_is_cut_again_and_again(
+async def test_a_bulk_is_added_once_despite_repeated_disconnects(
     proxy: Proxy, admin: Any, prefix: str
 ) -> None:
     random = Random(2)

@@ -165,9 +165,7 @@ def test_a_job_of_no_scheduler_has_no_call(bed: Bed) -> None:
         (2300, 300, 3300),
     ],
 )
-def test_slots_that_were_missed_are_left_out(
-    bed: Bed, late: int, offset: int, expected: int
-) -> None:
+def test_missed_slots_are_skipped(bed: Bed, late: int, offset: int, expected: int) -> None:
     schedule(bed, every=1000, offset=offset)
     assert NOW % 1000 == 0
     assert advance(bed, now=NOW + late) == f"repeat:s:{NOW + expected}"

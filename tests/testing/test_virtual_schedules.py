@@ -149,7 +149,7 @@ def test_a_schedule_runs_when_bullmq_would_run_it(rule: Rule, hours: list[float]
 
 
 @pytest.mark.parametrize(("rule", "hour"), [(Every(3600), 4), (Cron("0 * * * *"), 4)], ids=repr)
-def test_slots_that_were_missed_are_left_out(rule: Rule, hour: float) -> None:
+def test_missed_slots_are_skipped(rule: Rule, hour: float) -> None:
     schedule = VirtualSchedule(DeclaredSchedule("s", "q", rule, NewJob("n")), NOON)
     schedule.run(NOON + timedelta(hours=3, minutes=20))
     assert schedule.due == NOON + timedelta(hours=hour)

@@ -62,7 +62,7 @@ def _swept(bed: WorkerBed) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("block", [_sleep, _compute])
-async def test_a_job_that_blocks_the_loop_keeps_its_lock_and_is_named(
+async def test_a_job_that_blocks_the_loop_keeps_its_lock_and_is_logged(
     bed: WorkerBed, caplog: pytest.LogCaptureFixture, block: Callable[[float], None]
 ) -> None:  # D6
     async def handler(job: RunningJob) -> str:

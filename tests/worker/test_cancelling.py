@@ -233,9 +233,7 @@ async def test_a_plain_function_that_waits_for_a_thread_is_withdrawn(bed: Worker
     [ValueError("broke"), Snooze(60), RateLimited(0.01), WaitForChildren()],
     ids=lambda word: type(word).__name__,
 )
-async def test_a_job_that_was_cancelled_does_not_begin_again(
-    bed: WorkerBed, word: Exception
-) -> None:
+async def test_a_cancelled_job_does_not_start_again(bed: WorkerBed, word: Exception) -> None:
     plain = Plain("never asks")
 
     def handler(job: RunningJob) -> None:

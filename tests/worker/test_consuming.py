@@ -44,7 +44,7 @@ async def test_each_start_is_told_before_its_end_with_worker_and_queue(bed: Work
     }
 
 
-async def test_jobs_run_in_order_of_urgency(bed: WorkerBed) -> None:
+async def test_jobs_start_in_order_of_priority(bed: WorkerBed) -> None:
     for name, priority in (("c", 5), ("b", 1), ("a", 0)):
         await bed.queue.add(name, priority=priority)
     async with bed.worker(echo, concurrency=1).running():
@@ -115,7 +115,7 @@ async def test_an_earlier_job_overtakes_the_one_that_is_awaited(bed: WorkerBed) 
     assert completed.job.name == "soon"
 
 
-async def test_nothing_is_taken_while_the_queue_is_paused(bed: WorkerBed) -> None:
+async def test_nothing_is_fetched_while_the_queue_is_paused(bed: WorkerBed) -> None:
     await bed.queue.pause()
     await bed.queue.add("one")
     async with bed.worker(echo, drain_delay=0.05).running():
@@ -145,7 +145,7 @@ async def test_a_limiter_spreads_the_starts(bed: WorkerBed) -> None:
     assert starts[4] - starts[2] >= 290
 
 
-async def test_a_global_rate_limit_of_the_queue_counts(bed: WorkerBed) -> None:
+async def test_the_global_rate_limit_of_a_queue_is_respected(bed: WorkerBed) -> None:
     await bed.queue.set_global_rate_limit(1, 0.3)
     await bed.queue.add_bulk([("work", {})] * 2)
     async with bed.worker(echo).running():
@@ -154,7 +154,7 @@ async def test_a_global_rate_limit_of_the_queue_counts(bed: WorkerBed) -> None:
     assert starts[1] - starts[0] >= 290
 
 
-async def test_global_concurrency_is_kept_over_two_workers(bed: WorkerBed) -> None:
+async def test_global_concurrency_holds_across_two_workers(bed: WorkerBed) -> None:
     await bed.queue.set_global_concurrency(2)
     await bed.queue.add_bulk([("work", {})] * 12)
     most = 0

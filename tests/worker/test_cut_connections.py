@@ -105,7 +105,7 @@ async def _kept_busy(chores: Chores) -> AsyncGenerator[None, None]:
     await chores.at_most(0)
 
 
-async def test_each_job_ends_once_however_often_the_link_is_cut(
+async def test_each_job_finishes_once_despite_repeated_disconnects(
     way: tuple[WorkerBed, Proxy],
 ) -> None:  # NFR-2
     bed, proxy = way

@@ -65,7 +65,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("run", LOOPS.values(), ids=LOOPS)
-def test_a_worker_does_its_work_in_any_event_loop(work: Work, run: Run) -> None:
+def test_a_worker_runs_in_any_event_loop(work: Work, run: Run) -> None:
     run(work.run)
 
 

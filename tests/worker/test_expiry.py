@@ -56,7 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_job_that_is_taken_too_late_fails_and_is_not_run(bed: WorkerBed, kind: str) -> None:
+async def test_a_job_fetched_too_late_fails_without_running(bed: WorkerBed, kind: str) -> None:
     handle = await bed.queue.add("work", attempts=3, expires=60, **KINDS[kind])
     in_time = await bed.queue.add("work", {"in": "time"}, expires=60, **KINDS[kind])
     age(bed, handle.id, 61)

@@ -132,7 +132,7 @@ async def test_a_limit_holds_while_workers_are_killed(
     assert list(bed.admin.scan_iter(f"{bed.keys.base}tb:group:*")) == []
 
 
-async def test_held_jobs_start_when_the_place_of_a_dead_worker_is_free(bed: WorkerBed) -> None:
+async def test_held_jobs_start_when_a_dead_workers_slots_are_released(bed: WorkerBed) -> None:
     await bed.queue.set_group("a", concurrency=1)
     first, second = [await bed.queue.add("n", {}, group="a") for _ in range(2)]
     # The interval of one worker keeps the others from looking for stalled jobs.

@@ -90,7 +90,9 @@ SHAPES = dict(shapes())
 
 
 @pytest.mark.parametrize("write", SHAPES.values(), ids=SHAPES)
-async def test_jobs_of_another_queue_run_beside_any_shape(bed: WorkerBed, write: Write) -> None:
+async def test_jobs_of_another_queue_run_despite_any_malformed_data(
+    bed: WorkerBed, write: Write
+) -> None:
     admin: Any = bed.admin
     base = QueueKeys("evil", bed.prefix).base
     admin.hset(base + "h", mapping={"name": "work", "data": "{}", "opts": GROUP, "timestamp": "1"})
@@ -113,7 +115,7 @@ async def forever(_: RunningJob) -> None:
     await sleep_forever()
 
 
-async def test_a_request_for_a_stack_names_no_key_outside_its_queue(bed: WorkerBed) -> None:
+async def test_a_stack_request_uses_no_key_outside_its_queue(bed: WorkerBed) -> None:
     admin: Any = bed.admin
     victim = f"{bed.prefix}:other:1"
     admin.hset(victim, "name", "theirs")

@@ -140,7 +140,7 @@ async def test_a_failover_by_command_costs_no_job_and_no_lock(
     chores.check()
 
 
-async def test_a_master_that_is_killed_costs_no_job(
+async def test_a_killed_master_loses_no_job(
     cluster: Cluster, replicated: WorkerBed, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "taskbull")

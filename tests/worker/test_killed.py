@@ -108,7 +108,7 @@ def herd(bed: WorkerBed, anyio_backend_name: str) -> Iterator[Herd]:
         yield Herd(bed, anyio_backend_name, stack)
 
 
-async def test_no_job_is_lost_however_often_workers_are_killed(
+async def test_no_job_is_lost_when_workers_are_killed(
     herd: Herd, bed: WorkerBed
 ) -> None:  # NFR-2, FR-3
     random = Random(SEED)

@@ -74,7 +74,7 @@ class Crew:
     [(40, 5, 2), pytest.param(2_000, 20, 40, marks=pytest.mark.full)],
 )
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_killed_worker_repeats_only_the_step_that_it_was_in(
+async def test_only_the_interrupted_step_repeats_after_a_worker_is_killed(
     bed: WorkerBed, event_loop: str, jobs: int, steps: int, kills: int
 ) -> None:
     random = Random(SEED)

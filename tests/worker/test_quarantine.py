@@ -223,7 +223,7 @@ async def test_a_stop_at_any_time_leaves_none_of_them_active(bed: WorkerBed) -> 
 
 
 @on_a_server
-async def test_a_poison_job_takes_no_other_with_it(
+async def test_a_poison_job_does_not_fail_other_jobs(
     bed: WorkerBed, anyio_backend_name: str
 ) -> None:  # F13
     queues = [Queue(name, redis=bed.url, prefix=bed.prefix) for name in ("a", "b")]

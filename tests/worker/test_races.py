@@ -62,7 +62,7 @@ class Held:
         return "done"
 
 
-async def test_of_a_finish_and_a_sweep_exactly_one_wins(
+async def test_exactly_one_of_a_finish_and_a_sweep_succeeds(
     bed: WorkerBed, caplog: pytest.LogCaptureFixture
 ) -> None:  # NFR-4
     caplog.set_level(logging.CRITICAL, "taskbull")

@@ -128,7 +128,7 @@ Stop = Callable[[Worker, float], Coroutine[Any, Any, None]]
 
 
 @pytest.mark.parametrize("server", ROUGH_KINDS, indirect=True)
-async def test_every_instant_is_a_safe_one_to_stop(
+async def test_a_worker_can_be_stopped_at_any_time(
     bed: WorkerBed, anyio_backend_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:  # NFR-2
     caplog.set_level(logging.CRITICAL, "taskbull")

@@ -34,7 +34,7 @@ def bed(sentinels: SentinelSet, prefix: str) -> Iterator[WorkerBed]:
 
 
 @pytest.mark.parametrize("how", ["fail_over", "kill_master"])
-async def test_another_primary_costs_no_job(
+async def test_a_failover_loses_no_job(
     sentinels: SentinelSet, bed: WorkerBed, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "taskbull")

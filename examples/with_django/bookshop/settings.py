@@ -1,4 +1,4 @@
-"""Django's settings, as few as there can be; a real project has those of `startproject`."""
+"""Minimal Django settings. A real project has those of `startproject`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT_URLCONF = "bookshop.urls"
 INSTALLED_APPS = ["orders", "taskbull.django"]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": FOLDER / "db.sqlite3"}}
 USE_TZ = True
-TIME_ZONE = "UTC"  # Django changes that of the whole process, the worker's log included
+TIME_ZONE = "UTC"  # Django changes the time zone of the whole process, including the worker's log.
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 TASKBULL_APP = "bookshop.jobs:app"

@@ -1,4 +1,4 @@
-"""The tasks: sync functions, for Django's database is used from threads."""
+"""The tasks. They are sync functions, because Django's ORM is used in threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orders.models import Order
 
 @app.task
 def confirm_order(number: int) -> str:
-    """Confirm an order. Its number travels, not the object; and it may run twice."""
+    """Confirm an order. It takes the id, not the object, and it is safe to run twice."""
     order = Order.objects.get(pk=number)
     order.state = "confirmed"
     order.save(update_fields=["state"])

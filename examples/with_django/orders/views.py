@@ -13,7 +13,7 @@ from orders.tasks import confirm_order
 
 @require_POST
 def place_order(request: HttpRequest) -> JsonResponse:
-    """Store an order, then have it confirmed."""
+    """Store an order, and enqueue its confirmation."""
     with transaction.atomic():
         order = Order.objects.create(book=request.POST["book"])
         # Sent when the transaction is committed. A rollback sends nothing.
@@ -22,6 +22,6 @@ def place_order(request: HttpRequest) -> JsonResponse:
 
 
 def show_order(_: HttpRequest, number: int) -> JsonResponse:
-    """Return what the database knows."""
+    """Return the order from the database."""
     order = get_object_or_404(Order, pk=number)
     return JsonResponse({"book": order.book, "state": order.state})
