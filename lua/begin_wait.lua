@@ -56,8 +56,7 @@ child_id = other_id or child_id
 local child, dependencies = prefix .. child_id, job .. ":dependencies"
 
 local function sent_value(number)
-  local sent = redis.call("HGET", steps, "sent:" .. signal .. "#" .. number)
-  return sent and string.match(sent, "^[^:]*:(.*)$")
+  return redis.call("HGET", steps, "sent:" .. signal .. "#" .. number)
 end
 
 local function end_wait(rest, value)

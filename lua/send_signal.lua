@@ -14,8 +14,7 @@
 --   life                       ms to keep a signal without a wait
 --   signal                     its name
 --   value                      JSON
---   call_id                    id of this call, without a colon
---   again                      "1" if this call may have been executed before, otherwise "0"
+--   call_id                    id of this call
 -- RETURNS
 --   0, or -1 if there is no such job, -3 if it has ended
 -- EFFECTS
@@ -23,9 +22,7 @@
 --   such wait is removed, and the job is released unless it waits for other children as well
 
 local job, steps, completed, failed, delayed, waiting_children = unpack(KEYS)
-local prefix, job_id, now, life, signal, value, call_id, again = unpack(ARGV)
-
-local MOST_CHECKED = 10000
+local prefix, job_id, now, life, signal, value, call_id = unpack(ARGV)
 
 --- @include "finite"
 --- @include "is_hash"
@@ -44,15 +41,11 @@ local has_ended = redis.call("ZSCORE", completed, job_id) or redis.call("ZSCORE"
 if not has_ended then
   claim_steps(job, steps, life)
 end
+-- A lost call is sent again, and may still arrive after that one.
 local fields = redis.call("HMGET", steps, "count:" .. signal, "taken:" .. signal,
-  "pending:" .. signal)
-local count, taken, packed = finite(fields[1]) or 0, finite(fields[2]) or 0, fields[3]
-local is_stored = false
--- Another program may have written any count.
-for number = count, again == "1" and math.max(1, count - MOST_CHECKED) or count + 1, -1 do
-  local sent = redis.call("HGET", steps, "sent:" .. signal .. "#" .. number)
-  is_stored = is_stored or sent and string.sub(sent, 1, #call_id + 1) == call_id .. ":"
-end
+  "pending:" .. signal, "call:" .. call_id)
+local count, taken, packed, is_stored = finite(fields[1]) or 0, finite(fields[2]) or 0, fields[3],
+  fields[4]
 if has_ended then
   return is_stored and 0 or -3
 end
@@ -65,8 +58,8 @@ for _, id in ipairs(packed and cmsgpack.unpack(packed) or {}) do
 end
 if not is_stored then
   count = count + 1
-  redis.call("HSET", steps, "sent:" .. signal .. "#" .. count, call_id .. ":" .. value,
-    "count:" .. signal, count)
+  redis.call("HSET", steps, "sent:" .. signal .. "#" .. count, value, "count:" .. signal, count,
+    "call:" .. call_id, count)
 end
 if redis.call("PTTL", steps) < tonumber(life) then
   redis.call("PEXPIRE", steps, life)

@@ -6,8 +6,9 @@ A job's steps are fields of one hash, which only taskbull reads and writes:
     step:<name>#<n>          a finished step: a `StepRecord` as JSON
     signal:<name>#<n>        a wait for a signal, and sleep:#<n> a sleep: a `WaitRecord` as JSON
     done:<field of a wait>   the end of that wait: a `WaitEnd` as JSON
-    sent:<name>#<n>          a signal: the id of the call that sent it, a colon, and its value
+    sent:<name>#<n>          the value of a signal, as JSON
     count:<name>             number of signals that were sent
+    call:<id>                number of the signal that this call has sent
     taken:<name>             number of signals that waits have taken
     pending:<name>           ids of the child jobs of the current waits, packed
     child:<field of a wait>  id of its child job, if another job has the usual one
@@ -87,11 +88,6 @@ _read_step = msgspec.json.Decoder(StepRecord).decode
 read_wait = msgspec.json.Decoder(WaitRecord).decode
 read_wait_end = msgspec.json.Decoder(WaitEnd).decode
 encode_record = msgspec.json.encode
-
-
-def signal_value(sent: bytes) -> bytes:
-    """Return the value of a stored signal, as JSON."""
-    return sent.partition(b":")[2]
 
 
 def check_signal_name(name: object) -> str:
@@ -187,7 +183,7 @@ class StepLog:
         if end.value is not UNSET:
             return bytes(end.value)
         if end.sent:
-            return signal_value((self.stored or {})[f"sent:{call.name}#{end.sent}"])
+            return (self.stored or {})[f"sent:{call.name}#{end.sent}"]
         return None
 
     def _checked(self, call: StepCall) -> bytes | None:
@@ -302,7 +298,7 @@ def _wait(stored: Mapping[str, bytes], field: str, record: WaitRecord) -> JobSte
     if end.value is not UNSET:
         value = _value(bytes(end.value))
     elif end.sent:
-        value = _value(signal_value(stored.get(f"sent:{name}#{end.sent}", b":null")))
+        value = _value(stored.get(f"sent:{name}#{end.sent}", b"null"))
     timed_out = kind == "signal" and end.value is UNSET and not end.sent
     duration = from_ms(max(0, end.at - record.at))
     return JobStep(kind, name, number, started, duration, value, until, timed_out)

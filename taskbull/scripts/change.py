@@ -50,6 +50,7 @@ from taskbull.scripts.call import (
     Steps,
     Word,
     accepted,
+    again,
     done,
     load,
     nothing,
@@ -845,26 +846,15 @@ def send_signal(queue: QueueKeys, job_id: str, signal: Signal, now_ms: int) -> S
 
     Raises `JobNotFound` if the job does not exist, and `WrongState` if it has ended.
     """
-    again = False
-    while True:
-        try:
-            code: int = yield signal_call(queue, job_id, signal, now_ms, again=again)
-        except MaybeExecuted:
-            again = True
-        except ServerUnavailable:
-            continue
-        else:
-            break
+    code: int = yield from again(signal_call(queue, job_id, signal, now_ms))
     if code == WRONG_STATE:
         raise WrongState(queue.queue, job_id, "has ended", code, f"send signal '{signal.name}' to")
     if code < 0:
         raise REFUSALS[code](queue.queue, job_id)
 
 
-def signal_call(
-    queue: QueueKeys, job_id: str, signal: Signal, now_ms: int, *, again: bool = False
-) -> Call[int]:
-    """Return the call that sends a signal. `again` means that it may have been executed before."""
+def signal_call(queue: QueueKeys, job_id: str, signal: Signal, now_ms: int) -> Call[int]:
+    """Return the call that sends a signal. It is safe to repeat."""
     keys = (
         queue.job(job_id),
         queue.steps(job_id),
@@ -874,7 +864,7 @@ def signal_call(
         queue.waiting_children,
     )
     name, raw, call_id = signal
-    args = (queue.base, job_id, now_ms, SIGNAL_LIFE_MS, name, raw, call_id, int(again))
+    args = (queue.base, job_id, now_ms, SIGNAL_LIFE_MS, name, raw, call_id)
     return Call(SEND_SIGNAL, keys, args, int)
 
 

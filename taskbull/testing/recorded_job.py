@@ -25,7 +25,7 @@ from taskbull.core.outcome import (
     is_cancelled,
 )
 from taskbull.core.retry import failed_for_good
-from taskbull.core.steps import StepCall, WaitRecord, encode_record, signal_value
+from taskbull.core.steps import StepCall, WaitRecord, encode_record
 from taskbull.core.wire.job import RUN_FIELDS, EncodedJob, decode_taken, encode_job
 from taskbull.errors import JobNotFound, TaskbullError, WrongState
 from taskbull.queue.queue import QueueJob
@@ -255,7 +255,7 @@ class RecordedJob:
             self.awaited[call.field], self.has_awaited = record.until, True
             return None
         steps[f"done:{call.field}"] = end
-        return end, b"" if sent is None else signal_value(sent)
+        return end, sent or b""
 
     def put_signal(self, name: str, raw: bytes, now: float) -> None:
         """Store a signal, and let the job run if it waits for it.
@@ -270,7 +270,7 @@ class RecordedJob:
             raise WrongState(self.queue, self.id, "has ended", -3, f"send signal '{name}' to")
         number = int(self.steps.get(f"count:{name}", b"0")) + 1
         self.steps[f"count:{name}"] = str(number).encode()
-        self.steps[f"sent:{name}#{number}"] = b":" + raw
+        self.steps[f"sent:{name}#{number}"] = raw
         field = next((one for one in self.awaited if one.startswith(f"signal:{name}#")), None)
         if field is not None:
             del self.awaited[field]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from taskbull.core.steps import StepCall, WaitRecord
 from taskbull.errors import JobNotFound, LockLost, TaskbullError, WrongState
 from taskbull.scripts import change
 from taskbull.scripts.call import Request
@@ -392,6 +393,29 @@ def test_lines_are_logged_and_the_last_ones_kept(bed: Bed) -> None:
     assert bed.state()["1:logs"] == ["four"]
     bed.run(change.clear_logs(bed.queue, "1"))
     assert "1:logs" not in bed.state()
+
+
+# signals
+
+
+def test_the_late_call_of_a_signal_that_was_sent_again_has_no_effect(bed: Bed) -> None:
+    bed.job("1", "active", ats=1)
+    bed.lock("1")
+    holder = change.Holder("1", "token", 1_000_000)
+    signal = change.signal_call(bed.queue, "1", change.Signal("go", b"1", "sent-twice"), NOW)
+
+    def wait(number: int) -> bool:
+        """Begin a wait or continue it; return whether it has ended."""
+        call, record = StepCall("signal", "go", number), WaitRecord(NOW)
+        return bed.run(change.begin_wait(bed.queue, holder, call, record, None, NOW)) is not None
+
+    assert bed.run(signal) == 0
+    assert (wait(1), wait(2)) == (True, False)
+    assert bed.run(signal) == 0  # A connection that was given up has delivered the first one.
+    assert wait(2) is False
+    other = change.Signal("go", b"2", "another")
+    assert bed.run(change.signal_call(bed.queue, "1", other, NOW)) == 0
+    assert wait(2) is True
 
 
 MISSING: dict[str, Callable[[Bed], Request[Any]]] = {

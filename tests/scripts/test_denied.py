@@ -367,7 +367,7 @@ def a_job_waits(bed: Bed) -> None:
 
 def send_a_signal(bed: Bed, number: int) -> None:
     signal = change.Signal("go", b"1", "id")
-    assert bed.run(change.signal_call(bed.queue, "a", signal, NOW, again=number > 0)) == 0
+    assert bed.run(change.signal_call(bed.queue, "a", signal, NOW)) == 0
 
 
 OPERATIONS = {

@@ -388,7 +388,7 @@ def test_no_number_of_signals_blocks_redis(bed: Bed, number: str) -> None:
     bed.job("a", "active")
     admin: Any = bed.admin
     admin.hset(bed.queue.steps("a"), mapping={"count:go": number, "taken:go": number})
-    assert bed.run(signal_call(bed.queue, "a", Signal("go", b"1", "id"), NOW, again=True)) == 0
+    assert bed.run(signal_call(bed.queue, "a", Signal("go", b"1", "id"), NOW)) == 0
 
 
 @pytest.mark.parametrize("number", GARBAGE)
