@@ -523,8 +523,8 @@ def _check(branch: Branch) -> None:
     job = branch.job
     if job.options.dedup is not None:
         raise ConfigurationError(
-            f"Job '{job.name}' of a flow cannot have a dedup key: if it were a duplicate, its "
-            f"parent would wait forever. Use job_id instead, or {job.name}.options(dedup=None)"
+            f"Job '{job.name}' of a flow cannot have a dedup key: if it were a duplicate, the flow "
+            f"could never complete. Use job_id instead, or {job.name}.options(dedup=None)"
         )
     for need in branch.needs:
         found = sum(child.job.name == need.child for child, _ in branch.children)

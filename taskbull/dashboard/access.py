@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 from msgspec import Struct
 
 from taskbull.app.app import App
-from taskbull.core.validation import check_type
+from taskbull.core.validation import check_list, check_text, check_type
 from taskbull.dashboard.html import Redactor
 from taskbull.dashboard.messages import Form, Refused, Request, Scope
 from taskbull.errors import ConfigurationError
@@ -235,9 +235,8 @@ class HostList:
     """A set of host names. A name without a port matches any port."""
 
     def __init__(self, hosts: Collection[str], setting: str) -> None:
-        if isinstance(hosts, str):
-            raise ConfigurationError(f"{setting} must be a list of names, such as [{hosts!r}]")
-        self._hosts = frozenset(host.lower() for host in hosts)
+        check_list(setting, hosts, "names")
+        self._hosts = frozenset(check_text(f"a name in {setting}", host).lower() for host in hosts)
 
     def has(self, host: str) -> bool:
         """Return True if a host (with its port, if any) is in the list."""

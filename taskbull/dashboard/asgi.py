@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 from anyio import create_task_group, current_time, fail_after
 
 from taskbull.app.app import App
+from taskbull.core.validation import check_bool, check_list, check_type
 from taskbull.dashboard.access import (
     SECURITY,
     AccessRule,
@@ -251,6 +252,11 @@ class Dashboard:
         allow_hosts: Collection[str] = (),
         trust_origins: Collection[str] = (),
     ) -> None:
+        if app is not None:
+            check_type("app", app, App, "be an App: pass a URL as redis=…")
+        check_bool("read_only", read_only)
+        check_list("redact", redact, "names")
+        check_list("trust_origins", trust_origins, "names")
         self._app = app
         self._server = _server_of(app, redis, prefix)
         self._authenticator = _authenticator(access, allow_hosts)
@@ -375,8 +381,8 @@ def _authenticator(
 
 
 def _allowed(names: Collection[str]) -> frozenset[str]:
-    if isinstance(names, str):
-        names = (names,)
+    names = (names,) if isinstance(names, str) else names
+    check_list("allow", names, "actions")
     for name in names:
         if name not in ACTIONS:
             raise ConfigurationError(

@@ -18,6 +18,8 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import Struct
 
+from taskbull.core.validation import check_text
+
 # Elements.
 
 
@@ -294,7 +296,7 @@ class Redactor:
     """Masks secret values in JSON, which it recognizes by their names or their form."""
 
     def __init__(self, words: Collection[str] = SECRET) -> None:
-        self._parts = tuple(_plain(word) for word in words)
+        self._parts = tuple(_plain(check_text("a name in redact", word)) for word in words)
         self._is_default = words is SECRET
 
     @property

@@ -41,6 +41,7 @@ from taskbull.scripts.add import (
     Added,
     CallSequence,
     FlowChunk,
+    FlowRefused,
     FlowUnfinished,
     Result,
     add_flow,
@@ -401,6 +402,8 @@ class Bulk:
             if not self._handles and not self._unsure:
                 raise
             why = f"the iterable of jobs or progress() raised {type(error).__name__}: {error}"
+            if isinstance(error, FlowRefused):
+                why = error.problem
             raise self._error(parts, "", why) from error
         finally:
             for part in self._under_way:  # The caller was cancelled.

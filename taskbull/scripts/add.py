@@ -422,7 +422,7 @@ def _flow_added(root: FlowNode, nodes: Sequence[FlowNode], reply: list[Any]) -> 
         if refused is Result.UNFINISHED:
             raise FlowUnfinished(node, text(reply[2]))
         why = "has another parent" if refused is Result.OTHER_PARENT else "no longer has a parent"
-        raise FlowRefused(f"job {node.job.job_id} of queue {node.queue.queue} {why}", refused)
+        raise FlowRefused(f"job '{node.job.job_id}' in queue '{node.queue.queue}' {why}", refused)
     answers = zip(nodes, reply, strict=True) if reply else ()
     return [Added(node.job.job_id, Result(code)) for node, code in answers]
 
@@ -468,8 +468,9 @@ def _undone(reply: Any) -> tuple[str, int]:
 class FlowRefused(TaskbullError):
     """Raised if a flow was not added because of one of its jobs."""
 
-    def __init__(self, message: str, result: Result) -> None:
-        super().__init__(f"the flow was not added: {message}")
+    def __init__(self, problem: str, result: Result) -> None:
+        super().__init__(f"Flow not added: {problem}")
+        self.problem = problem
         self.result = result
 
 
@@ -481,9 +482,9 @@ class FlowUnfinished(FlowRefused):
 
     def __init__(self, node: FlowNode, owner: str) -> None:
         super().__init__(
-            f"job {node.job.job_id} of queue {node.queue.queue} is in another flow that is still "
-            "being added, or whose producer died. Try again when it is complete, or five minutes "
-            "after its producer died",
+            f"job '{node.job.job_id}' in queue '{node.queue.queue}' is in another flow that is "
+            "still being added, or whose producer died. Try again when it is complete, or five "
+            "minutes after its producer died",
             Result.UNFINISHED,
         )
         self.owner = owner

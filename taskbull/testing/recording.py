@@ -80,6 +80,12 @@ _NOTHING = object()
 R = TypeVar("R")
 
 
+def _checked(task: Enqueueable[..., Any]) -> Enqueueable[..., Any]:
+    if not hasattr(task, "calling"):
+        raise refusal("task", "be a task, such as a function decorated with @app.task", task)
+    return task
+
+
 class Expectation:
     """The arguments and options that a test expects of a task's job.
 
@@ -88,7 +94,7 @@ class Expectation:
 
     def __init__(self, task: Enqueueable[..., Any], expected: Mapping[str, Any]) -> None:
         """Raise `TypeError` for a name that is neither an argument nor an option of the task."""
-        binder = task.calling.binder
+        binder = _checked(task).calling.binder
         known = {*binder.parameters, *JobOptions.__struct_fields__, "queue"}
         for name in expected:
             if name not in known and binder.catch_all is None:
@@ -467,7 +473,7 @@ class Box:
         Args:
             task: The task whose jobs to return.
         """
-        return [job for job in self.jobs if job.name == task.name]
+        return [job for job in self.jobs if job.name == _checked(task).name]
 
     def stream(self, job: JobHandle[Any]) -> list[Any]:
         """Return the items that a job yielded. Run the recorded jobs first if it has not ended.
@@ -887,6 +893,7 @@ def recorded(
         ...     box.assert_enqueued(send_email, to="ann@example.org")
         ...     box.run()
     """
+    check_type("app", app, App, "be an App")
     box = Box(app, None if resources is _NOTHING else Given(resources), inline=inline)
     with app.producer.diverted(box):
         yield box

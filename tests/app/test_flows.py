@@ -242,10 +242,20 @@ def test_a_child_that_has_another_parent_refuses_the_flow(
     child = tasks.fetch.options(job_id="one").job("a")
     tasks.report.after(child).delay("first")
     before = stored(admin, prefix)
-    with pytest.raises(Exception, match="job one of queue pages has another parent"):
+    with pytest.raises(Exception, match="job 'one' in queue 'pages' has another parent"):
         tasks.report.after(tasks.fetch.job("b"), child).delay("second")
     assert stored(admin, prefix) == before
     assert stored(admin, prefix, "pages") == {"fetch": 1}
+
+
+def test_a_bulk_names_the_flow_that_redis_refused(tasks: Tasks, app: App) -> None:
+    child = tasks.fetch.options(job_id="one").job("a")
+    tasks.report.after(child).delay("first")
+    refused = tasks.report.after(child).job("second")
+    with pytest.raises(EnqueueError) as error:
+        app.enqueue([tasks.report.after(tasks.fetch.job("b")).job("good"), refused])
+    assert "1 of 2 jobs was not added: job 'one' in queue 'pages' has another" in str(error.value)
+    assert len(error.value.added) == len(error.value.spec) == 1
 
 
 def test_ten_thousand_children_are_added_in_pieces(
@@ -450,7 +460,7 @@ async def test_another_flow_waits_until_one_that_was_broken_off_is_undone(
     family: Family, second: int, admin: redis.Redis, prefix: str
 ) -> None:
     pieces_of(family.app, family.flow(8).job(), 2)
-    with pytest.raises(TaskbullError, match="job one of queue q is in another flow"):
+    with pytest.raises(TaskbullError, match="job 'one' in queue 'q' is in another flow"):
         await family.flow(second).adelay()
     admin.zadd(f"{prefix}:q:tb:flows", {f"{prefix}:q:one": 1})  # five minutes later
     job = await family.flow(second).adelay()

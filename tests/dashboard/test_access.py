@@ -379,3 +379,21 @@ async def test_a_form_that_does_not_end_is_not_read_to_its_end() -> None:
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
 async def test_other_methods_are_refused(visitor: Visitor, method: str) -> None:
     assert (await visitor.client.request(method, "/")).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"app": "redis://localhost"}, "app must be an App"),
+        ({"read_only": 0}, "read_only must be True or False"),
+        ({"redact": "ssn"}, "redact must be a list of names"),
+        ({"redact": [5]}, "a name in redact must be a string"),
+        ({"allow": 5}, "allow must be a list of actions"),
+        ({"allow_hosts": None}, "allow_hosts must be a list of names"),
+        ({"allow_hosts": "jobs.example.org"}, "allow_hosts must be a list of names"),
+        ({"trust_origins": [None]}, "a name in trust_origins must be a string"),
+    ],
+)
+def test_an_invalid_setting_is_named(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        Dashboard(**settings)

@@ -97,7 +97,7 @@ def test_a_child_of_another_parent_refuses_the_flow(bed: Bed) -> None:
     bed.job("mother", "waiting-children")
     bed.child("b", "mother")
     before = bed.state()
-    with pytest.raises(FlowRefused, match=r"job b of queue q has another parent") as refused:
+    with pytest.raises(FlowRefused, match=r"job 'b' in queue 'q' has another parent") as refused:
         add(bed, tree(bed))
     assert refused.value.result is Result.OTHER_PARENT
     assert bed.state() == before
@@ -105,7 +105,7 @@ def test_a_child_of_another_parent_refuses_the_flow(bed: Bed) -> None:
 
 def test_a_child_without_its_parent_refuses_the_flow(bed: Bed) -> None:
     nodes = tree(bed)
-    with pytest.raises(FlowRefused, match=r"job a of queue other no longer has a parent"):
+    with pytest.raises(FlowRefused, match=r"job 'a' in queue 'other' no longer has a parent"):
         add(bed, nodes[1:])
     assert bed.state() == {}
 

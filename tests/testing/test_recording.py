@@ -111,6 +111,17 @@ def test_an_expectation_that_no_job_of_the_task_can_meet_is_refused(shop: Shop, 
             getattr(box, check)(shop.send, subjet="Hi")
 
 
+def test_what_is_neither_an_app_nor_a_task_is_named(shop: Shop) -> None:
+    wrong: Any = shop.send.function
+    with recorded(shop.app) as box:
+        for method in (box.assert_enqueued, box.assert_not_enqueued, box.of):
+            shop.send.delay("ann", "Hi")
+            with pytest.raises(ConfigurationError, match="task must be a task, such as"):
+                method(wrong)
+    with pytest.raises(ConfigurationError, match="app must be an App"), recorded(wrong):
+        pass
+
+
 def test_jobs_run_here_with_those_that_they_enqueue(shop: Shop) -> None:
     with recorded(shop.app) as box:
         handle = shop.welcome.delay("ann")
