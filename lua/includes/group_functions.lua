@@ -208,17 +208,18 @@ local function group_functions(prefix, now)
     end
   end
 
-  -- place_all(ids): let waiting jobs wait in their groups. A job that has run, and did not use an
-  -- attempt, waits before the others of its group.
+  -- place_all(ids): let waiting jobs wait in their groups. A job whose last run used no attempt
+  -- waits before the others of its group. `tbrt` is the number of its last run that failed.
   local function place_all(ids)
     local groups, fronts, backs = {}, {}, {}
     for i = 1, #ids do
-      local fields = redis.pcall("HMGET", prefix .. ids[i], "opts", "ats", "atm")
+      local fields = redis.pcall("HMGET", prefix .. ids[i], "opts", "ats", "atm", "tbrt")
       if fields.err then
         fields = {}
       end
       local group, _, is_front = read_group(fields[1])
-      is_front = is_front or (finite(fields[2]) or 0) > (finite(fields[3]) or 0)
+      local starts = finite(fields[2]) or 0
+      is_front = is_front or starts > (finite(fields[3]) or 0) and starts ~= finite(fields[4])
       if not fronts[group] then
         groups[#groups + 1], fronts[group], backs[group] = group, {}, {}
       end

@@ -264,7 +264,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     end
     job.attempts_made, job.attempts = attempts_made, math.max(0, finite(attempts_made) or 0) + 1
     job.parent_key, job.dedup_name, job.deferred_failure = parent_key, dedup_name, deferred_failure
-    job.stream = stream
+    job.stream, job.starts = stream, starts or 0
     job.is_cancelled = job.kind >= RETRIED and is_cancelled(deferred_failure)
     job.has_children = any_children and redis.call("EXISTS", key .. ":dependencies") == 1
     if any_children and job.kind == COMPLETED then
@@ -294,6 +294,9 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     job.has_left = true
     queue.room = queue.room + 1
     queue.blocked = queue.paused or queue.room <= 0
+    if queue.has_groups and (kind == FAILED or kind == RETRIED) then
+      redis.call("HSET", job.key, "tbrt", job.starts)
+    end
     if alone then
       job.parent_key, job.dedup_name = false, false
     end

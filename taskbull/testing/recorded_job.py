@@ -135,7 +135,7 @@ class RecordedJob:
 
     def wall_ms(self, now: float) -> int:
         """Convert virtual time to milliseconds since 1970, counted from when the job was added."""
-        return self._now_ms + int((now - self._added) * 1000)
+        return self._now_ms + round((now - self._added) * 1000)
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.id} in {self.queue}: {self.state}>"
@@ -291,7 +291,7 @@ class RecordedJob:
         until, expires_ms = list(self.awaited.values()), self.as_job().expires_ms
         ends = [expires_ms, None if None in until else max(each for each in until if each)]
         end_ms = min((each for each in ends if each is not None), default=None)
-        return None if end_ms is None else max(now, now + (end_ms - self.wall_ms(now)) / 1000)
+        return None if end_ms is None else max(now, self._added + (end_ms - self._now_ms) / 1000)
 
     def open_stream(self, limit: int, life_ms: int) -> None:
         """Begin the items of a new attempt."""

@@ -728,7 +728,7 @@ class Box:
         sizes = Counter(job.options.group for job in due)
         for gone in turns.keys() - sizes.keys():
             del turns[gone]
-        for job in sorted(due, key=lambda job: (job.due, abs(job.place))):
+        for job in sorted(due, key=_arrival):
             if job.options.group not in turns:
                 turns[job.options.group] = next(self._turn_numbers), 0
         group = min(turns, key=lambda group: turns[group])
@@ -984,6 +984,11 @@ class InlineJobs:
                     self._kept[job.queue, job.id] = handle
             while len(self._kept) > _INLINE_KEPT:
                 self._kept.popitem(last=False)
+
+
+def _arrival(job: RecordedJob) -> tuple[bool, float, int]:
+    # Only a fetch finds jobs without a group. The others enter their group when they are added.
+    return job.options.group is None, job.due, abs(job.place)
 
 
 def _turn(job: RecordedJob) -> tuple[float, int, int]:

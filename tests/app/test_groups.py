@@ -288,6 +288,21 @@ def test_recorded_batches_mix_groups_in_turns(app: App) -> None:
     app.close()
 
 
+def test_recorded_jobs_without_a_group_begin_after_new_groups(app: App) -> None:
+    order: list[str | None] = []
+
+    @app.task(group_by="tenant")
+    def work(tenant: str | None) -> None:
+        order.append(tenant)
+
+    with recorded(app) as box:
+        for tenant in (None, None, "a", "a", "b"):
+            work.delay(tenant)
+        box.run()
+    assert order == ["a", "b", None, "a", None]
+    app.close()
+
+
 def test_a_recorded_group_without_waiting_jobs_loses_its_turn(app: App) -> None:
     order: list[str] = []
 

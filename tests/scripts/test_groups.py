@@ -10,9 +10,18 @@ import pytest
 from taskbull.core.groups import GroupChanges, GroupInfo, Groups, Limiter
 from taskbull.core.job import Job, NewJob
 from taskbull.core.options import JobOptions
-from taskbull.core.outcome import Category, Complete, Failure, Release, RetryAfter
+from taskbull.core.outcome import (
+    Category,
+    Complete,
+    Fail,
+    Failure,
+    Release,
+    RetryAfter,
+    Verdict,
+)
 from taskbull.core.wire.job import encode_job
 from taskbull.scripts.add import CallSequence, add_jobs
+from taskbull.scripts.change import retry_job
 from taskbull.scripts.cycle import CycleReply, FetchOptions, cycle, pack_outcome
 from taskbull.scripts.groups import (
     add_group_cost,
@@ -319,6 +328,22 @@ def test_a_retried_job_is_the_last_of_its_group(bed: Bed, runner: Runner) -> Non
     token = runner.running.pop(job.id)[1]
     failure = RetryAfter(Failure(Category.TRANSIENT, "no", "", ValueError()), 0, None)
     runner.fetch(0, pack_outcome(job, token, failure, 3, NOW))
+    assert runner.drain() == [ids[1], ids[2], ids[0]]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_job_that_is_retried_after_a_release_is_the_last_of_its_group(
+    bed: Bed, runner: Runner, by_hand: bool
+) -> None:
+    ids = add(bed, *["a"] * 3)
+    failure = RetryAfter(Failure(Category.TRANSIENT, "no", "", ValueError()), 0, None)
+    failed = Fail(failure.failure, Verdict.PERMANENT) if by_hand else failure
+    for outcome in (Release(), failed):
+        [job] = runner.fetch(1).jobs
+        assert job.id == ids[0]
+        runner.fetch(0, pack_outcome(job, runner.running.pop(job.id)[1], outcome, 3, NOW))
+    if by_hand:
+        bed.run(retry_job(bed.queue, ids[0], reset_attempts=True))
     assert runner.drain() == [ids[1], ids[2], ids[0]]
 
 

@@ -372,6 +372,22 @@ def test_a_wait_that_is_over_is_nothing_to_wait_for() -> None:
     assert starts == [1, 2, 3]
 
 
+def test_a_wait_ends_once_whatever_its_length() -> None:
+    app = App("shop", redis=NOWHERE)
+    starts: list[int] = []
+
+    @app.task
+    async def doze(seconds: float) -> None:
+        starts.append(current_job().job.attempts_started)
+        await current_job().asleep(seconds)
+
+    with recorded(app) as box:
+        for number in range(1, 51):
+            doze.delay(number / 1000)
+            box.advance(0.3)
+    assert starts == [1, 2] * 50
+
+
 def test_a_signal_to_a_job_that_is_about_to_wait_is_not_lost() -> None:
     app = App("shop", redis=NOWHERE)
 
