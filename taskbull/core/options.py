@@ -228,6 +228,10 @@ def _formatted(key: str, arguments: Mapping[str, Any]) -> str:
         return key.format_map(arguments)
     except KeyError as error:
         raise ConfigurationError(f"dedup uses the argument {error}, which the call lacks") from None
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"Cannot make the dedup key {key!r} from the arguments of the call: {error}"
+        ) from error
 
 
 def with_dedup_key(
