@@ -231,7 +231,9 @@ def _formatted(key: str, arguments: Mapping[str, Any]) -> str:
     except KeyError as error:
         raise ConfigurationError(f"dedup uses the argument {error}, which the call lacks") from None
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"dedup {key!r} does not fit the arguments: {error}") from None
+        raise ConfigurationError(
+            f"Cannot make the dedup key {key!r} from the arguments of the call: {error}"
+        ) from error
 
 
 def with_dedup_key(

@@ -437,6 +437,7 @@ _SCHEMES: dict[str, tuple[TopologyKind, bool]] = {
     "rediss+cluster": ("cluster", True),
     "embedded": ("embedded", False),
 }
+_CELERY = {"sentinel": "redis+sentinel://host:26379/mymaster/0", "redis+socket": "unix:///path"}
 _DEFAULT_PORT = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 
 _PLACE = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}(/[0-9]{0,3})?|localhost")
@@ -509,6 +510,8 @@ def parse(url: str) -> Address:
     scheme = url.partition("://")[0]
     if scheme not in _SCHEMES:
         hint = f"; did you mean redis://{url}?" if _PLACE.fullmatch(url) else ""
+        if scheme in _CELERY:
+            hint = f". Celery's {scheme}:// is {_CELERY[scheme]} here"
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         raise wrong(url, f"it must start with one of {known}{hint}")
     topology, encrypted = _SCHEMES[scheme]

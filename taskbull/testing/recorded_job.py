@@ -372,7 +372,8 @@ def _connect(member: Member, job: RecordedJob, jobs: list[RecordedJob]) -> None:
 def spawn(parent: RecordedJob, children: Children) -> list[str]:
     """Add children to a running job; return their ids."""
     calling = ByName(parent.spec.calling.producer)
-    root = JobSpec[Any](parent.queue, NewJob("parent"), calling, (children,))
+    children = replace(children, jobs=tuple(job.prepared() for job in children.jobs))
+    root = JobSpec[Any](parent.queue, NewJob("parent"), calling, (children,), is_prepared=True)
     specs = _specs(root)
     first = parent.number_spawned
     members = arrange(

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count, islice
-from typing import Any, Literal, TypeVar, assert_never
+from typing import Any, Literal, ParamSpec, TypeVar, assert_never
 
 from msgspec.structs import replace
 
@@ -77,6 +77,7 @@ from taskbull.worker.running_job import RunningJob
 
 _NOTHING = object()
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -376,8 +377,8 @@ class Box:
 
     def answer(
         self,
-        task: RemoteTask[..., R],
-        answer: R | Callable[..., R] | Callable[..., Coroutine[Any, Any, R]],
+        task: RemoteTask[P, R],
+        answer: R | Callable[P, R] | Callable[P, Coroutine[Any, Any, R]],
     ) -> None:
         """Run the jobs of a remote task with an answer, in place of the other program.
 

@@ -252,6 +252,18 @@ def test_a_function_of_the_arguments_names_parameters_of_its_task(local: App, op
         local.task(**rule)(report)
 
 
+@pytest.mark.parametrize("key", ["{order.id}", "{order[0][id]}", "{order:>5}"])
+def test_a_dedup_key_must_fit_the_arguments(local: App, key: str) -> None:
+    @local.task(dedup=key)
+    def ship(order: list[str]) -> None: ...
+
+    with (
+        recorded(local),
+        pytest.raises(ConfigurationError, match=r"Cannot make the dedup key '{order"),
+    ):
+        ship.delay(["a"])
+
+
 def test_a_dedup_function_must_return_a_key(local: App) -> None:
     @local.task(dedup=lambda user: user)
     def report(user: int) -> None: ...

@@ -272,6 +272,8 @@ def test_a_wrong_url_is_refused_with_what_is_wrong(url: str, wrong: str) -> None
     [
         ("localhost:6379", "'localhost:6379' is not valid"),
         ("localhost:6379", "did you mean redis://localhost:6379?"),
+        ("sentinel://a:1;sentinel://b:1", "sentinel:// is redis+sentinel://host:26379/mymaster/0"),
+        ("redis+socket:///tmp/redis.sock", "Celery's redis+socket:// is unix:///path here"),
         ("redis.example.org:6379/1", "did you mean redis://redis.example.org:6379/1?"),
         ("redis:/localhost:6379", "'redis:/localhost:6379' is not valid"),
         ("redis//localhost:6379/0", "'redis//localhost:6379/0' is not valid"),

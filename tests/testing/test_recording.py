@@ -16,6 +16,7 @@ from taskbull import (
     Dedup,
     InvalidArguments,
     JobFailed,
+    JobSpec,
     JobState,
     PermanentError,
     RateLimited,
@@ -23,6 +24,7 @@ from taskbull import (
     SerializationError,
     Snooze,
     TaskbullError,
+    WaitForChildren,
     current_job,
 )
 from taskbull.testing import Box, recorded
@@ -146,6 +148,32 @@ def test_a_failure_is_raised_by_one_call(shop: Shop) -> None:
         with pytest.raises(JobFailed, match="ValueError: 2"):
             box.run()
         box.run()
+
+
+def test_a_hook_sees_spawned_jobs_as_in_a_worker(shop: Shop) -> None:
+    seen: list[str] = []
+
+    @shop.app.on_enqueue
+    def add_tenant(spec: JobSpec[Any]) -> JobSpec[Any]:
+        seen.append(spec.name)
+        return spec.with_options(headers={"tenant": "acme"})
+
+    @shop.app.task
+    def child() -> str:
+        return current_job().headers["tenant"]
+
+    @shop.app.task
+    def parent() -> list[str]:
+        if found := current_job().children(child):
+            return found
+        current_job().spawn([child.job()])
+        raise WaitForChildren
+
+    with recorded(shop.app) as box:
+        job = parent.delay()
+        box.run()
+        assert job.result() == ["acme"]
+    assert seen == ["parent", "child"]
 
 
 def test_a_result_that_the_worker_does_not_check_is_checked_here(shop: Shop) -> None:

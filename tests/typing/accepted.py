@@ -277,6 +277,7 @@ async def remote_tasks() -> None:
     assert_type(from_children(detect), list[str])
     with recorded(app) as box:
         box.answer(detect, "de")
+        box.answer(detect, lambda text: text.upper())
         box.answer(translate, answer)
 
 

@@ -176,6 +176,7 @@ async def remote_tasks() -> None:
     app.remote(process=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     wrong: int = detect.delay("a").result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     with recorded(app) as box:
+        box.answer(detect, lambda: "de")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         box.answer(resize, "a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     print(wrong)
 
