@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
-from socketserver import StreamRequestHandler, ThreadingMixIn, UnixStreamServer
+from socketserver import BaseServer, StreamRequestHandler, ThreadingMixIn, UnixStreamServer
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -125,7 +125,24 @@ class Reports:
         return Health(stuck, next((one.idle for one in healths if one.idle), ""))
 
 
-class ReportServer:
+class ThreadServer:
+    """A context manager that runs a server in a background thread."""
+
+    def __init__(self, server: BaseServer, name: str) -> None:
+        self._server = server
+        self._thread = Thread(target=server.serve_forever, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_PATIENCE)
+
+
+class ReportServer(ThreadServer):
     """A context manager that receives the children's reports in background threads."""
 
     def __init__(self, reports: Reports) -> None:
@@ -138,18 +155,10 @@ class ReportServer:
         class SocketServer(ThreadingMixIn, UnixStreamServer):
             daemon_threads = True
 
-        self._server = SocketServer(str(self.path), Listen)
-        self._thread = Thread(
-            target=self._server.serve_forever, name="taskbull-reports", daemon=True
-        )
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+        super().__init__(SocketServer(str(self.path), Listen), "taskbull-reports")
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

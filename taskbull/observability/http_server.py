@@ -9,10 +9,9 @@ import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, gethostname
-from threading import Thread
-from typing import Any, Self
+from typing import Any
 
-from taskbull.observability.exporters import MetricsSource, render
+from taskbull.observability.exporters import MetricsSource, ThreadServer, render
 
 _PATIENCE = 5.0
 """Seconds that a client has to send its request."""
@@ -20,7 +19,7 @@ _PATIENCE = 5.0
 _HOST = re.compile(r"(\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:[0-9]{0,5})?")
 
 
-class MetricsServer:
+class MetricsServer(ThreadServer):
     """A context manager that serves metrics and probes in a background thread.
 
     The server has no authentication and shows no job data. The constructor raises `OSError` if the
@@ -37,26 +36,16 @@ class MetricsServer:
         class Answer(_Answer):
             metrics = source
 
-        self._server = HttpServer((host, port), Answer)
-        self._thread = Thread(
-            target=self._server.serve_forever, name="taskbull-metrics", daemon=True
-        )
+        server = HttpServer((host, port), Answer)
+        super().__init__(server, "taskbull-metrics")
+        self._address = server.server_address
 
     @property
     def url(self) -> str:
         """The server's URL. With port 0 it contains the port that the system chose."""
-        host, port = self._server.server_address[:2]
+        host, port = self._address[:2]
         name = host.decode() if isinstance(host, bytes) else str(host)
         return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(_PATIENCE)
 
 
 class _Answer(BaseHTTPRequestHandler):

@@ -506,7 +506,7 @@ class Recovery:
             await self._refused(error, sent)
 
     async def _put_off(self, error: TaskbullError) -> None:
-        self._outbox.separate()
+        self._outbox.apart = len(self._outbox)  # Send all that wait one by one.
         self._refusals += 1
         await self._pause(self._refusals, error)
 
@@ -791,19 +791,16 @@ class Cycle:
         intake = self._intake
         if sent.batch:
             intake.apply_results(sent.batch, cycled.codes)
-            if sent.now_ms >= self._minute_end:
-                self._note_minute(sent)
+            if sent.now_ms >= self._minute_end and any(
+                run.outcome.__class__ is Complete for run in sent.batch
+            ):
+                self._minute_end = (sent.now_ms // _MINUTE_MS + 1) * _MINUTE_MS
         if sent.want:
             intake.apply_queue_state(cycled, sent)
             intake.deliver(cycled.jobs, sent.token, sent.sent_at)
         self._recovery.on_success()
         self._demand.asked -= sent.want
         self._end(sent)
-
-    def _note_minute(self, sent: CycleCall) -> None:
-        """Remember that Redis's metrics have a completed job in the minute of this call, if so."""
-        if any(run.outcome.__class__ is Complete for run in sent.batch):
-            self._minute_end = (sent.now_ms // _MINUTE_MS + 1) * _MINUTE_MS
 
     def _end(self, sent: CycleCall) -> None:
         if early := self._intake.early:  # All jobs of this call have arrived.
@@ -825,11 +822,8 @@ class Cycle:
             self._send_due_calls()
 
     def _notify_watchers(self) -> None:
-        for watcher in self._watchers:
-            if watcher[0](self):
-                break
-        else:
-            return
-        for watcher in [one for one in self._watchers if one[0](self)]:
-            self._watchers.remove(watcher)
-            wake(watcher[1])
+        for watcher in self._watchers.copy():
+            condition, waiter = watcher
+            if condition(self):
+                self._watchers.remove(watcher)
+                wake(waiter)

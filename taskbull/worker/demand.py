@@ -134,10 +134,6 @@ class Outbox(deque[Run]):
         self.apart = 0
         """Number of outcomes to send one by one, because a call with several was refused."""
 
-    def separate(self) -> None:
-        """Send all waiting outcomes one by one."""
-        self.apart = len(self)
-
     def gather(self) -> list[Run]:
         """Remove and return the outcomes for the next call."""
         if self.apart:

@@ -423,7 +423,9 @@ class Worker:
         availability = Availability(everywhere)
         connection = ConnectionOptions(max_reconnect_attempts=self.options.max_reconnect_attempts)
         sync_store = SyncStore(self.address)
-        threads = ThreadPool(self._thread_count(), self._thread_was_abandoned)
+        slots = sum(self.concurrency.values())
+        size = self.options.threads or min(slots, _MOST_THREADS)
+        threads = ThreadPool(size, self._thread_was_abandoned)
         try:
             with CancelScope() as scope:
                 # A start that hangs may be cancelled.
@@ -546,9 +548,6 @@ class Worker:
                 schedules = ScheduleWriter(context, self._schedules.app, self._schedules.of(name))
             consumers[name] = Consumer(context, self.options, rules, self._resolve, schedules)
         return consumers
-
-    def _thread_count(self) -> int:
-        return self.options.threads or min(sum(self.concurrency.values()), _MOST_THREADS)
 
     def _pool_running(self, shutdown: Shutdown) -> AbstractAsyncContextManager[ProcessPool | None]:
         if self.pool is None:

@@ -419,9 +419,9 @@ class PoolProcess:
     def _start(self, ours: ExitStack) -> socket.socket:
         """Start the process, and return the socket that wakes this thread."""
         with ExitStack() as theirs:
-            data, data_end = map(_entered, (ours, theirs), socket.socketpair())
-            control, control_end = map(_entered, (ours, theirs), socket.socketpair())
-            waker, wakeup = map(_entered, (ours, ours), socket.socketpair())
+            data, data_end = map(ExitStack.enter_context, (ours, theirs), socket.socketpair())
+            control, control_end = map(ExitStack.enter_context, (ours, theirs), socket.socketpair())
+            waker, wakeup = map(ExitStack.enter_context, (ours, ours), socket.socketpair())
             for each in (data, control, waker, wakeup):
                 each.setblocking(False)
             self._faults, faults = os.pipe()
@@ -626,10 +626,6 @@ def exit_cause(code: int, peak: float) -> str:
         return name
     size = f"{peak / 1000:.1f} GB" if peak >= 1000 else f"{peak:.0f} MB"
     return f"{name}, perhaps out of memory (peak {size})"
-
-
-def _entered(stack: ExitStack, end: socket.socket) -> socket.socket:
-    return stack.enter_context(end)
 
 
 def _open_shared() -> IO[bytes]:
