@@ -229,7 +229,7 @@ class QueueLine(Struct, frozen=True):
     out: str
     done: Throughput
     broken: Throughput
-    crew: tuple[str, str | None]
+    worker_counts: tuple[str, str | None]
     """Connected workers, as text and CSS class."""
     empty_in: tuple[str, str | None]
     """Estimated time until no job waits, as text and CSS class."""
@@ -287,7 +287,7 @@ def draw_line(line: QueueLine, known: tuple[QueueLine, h.Rendered] | None) -> h.
             ui.cell("In/s", line.into, kind="n"),
             ui.cell("Out/s", line.out, kind="n"),
             ui.cell("Last hour", _hour(line.done, line.broken)),
-            ui.cell("Workers", _shown(line.crew), kind="nw"),
+            ui.cell("Workers", _shown(line.worker_counts), kind="nw"),
             ui.cell("Drained in", _shown(line.empty_in), kind="nw"),
             id=f"queue-{name}",
         )

@@ -174,7 +174,7 @@ async def test_several_threads_may_wait_for_the_same_job(app: App) -> None:
     assert len({id(error) for error in got.values()}) == 5
 
 
-def test_each_thread_is_told_what_redis_refuses(app: App, admin: redis.Redis) -> None:
+def test_each_thread_gets_the_refusal_of_redis(app: App, admin: redis.Redis) -> None:
     @app.task(queue="q")
     def never() -> None: ...
 
@@ -191,7 +191,7 @@ def test_each_thread_is_told_what_redis_refuses(app: App, admin: redis.Redis) ->
 
 
 @pytest.mark.parametrize("reading", [True, False])
-def test_a_wait_can_be_interrupted_and_the_others_go_on(
+def test_a_wait_can_be_interrupted_and_the_others_continue(
     app: App, admin: redis.Redis, reading: bool
 ) -> None:
     @app.task(queue="q", attempts=1)

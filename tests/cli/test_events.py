@@ -80,7 +80,7 @@ def commands_at(url: str) -> set[str]:
         return {each["cmd"] for each in client.client_list()}
 
 
-def test_an_outage_is_told_and_waited_out(
+def test_an_outage_is_reported_and_waited_out(
     private_server: PrivateServers, open_cli: OpenCli, nowhere: Path
 ) -> None:
     server = private_server({"appendonly": "yes", "appendfsync": "always"})

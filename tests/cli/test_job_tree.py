@@ -89,7 +89,7 @@ def test_a_flow_as_json(cli: CommandLine, flow: str) -> None:
     assert tree["children"][4]["removed"] is True
 
 
-def test_what_is_left_out_is_told(cli: CommandLine, flow: str) -> None:
+def test_omissions_are_reported(cli: CommandLine, flow: str) -> None:
     lines = cli("job", "reports", flow, "--tree", "--limit", "3").splitlines()
     assert lines[-1].endswith("3 more children not shown")
     assert lines[-1].startswith("  …")

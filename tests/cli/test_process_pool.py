@@ -246,7 +246,7 @@ def test_as_process_1_it_knows_how_its_processes_end(
 @pytest.mark.full
 @pytest.mark.parametrize("number", [in_full(signal.SIGINT), signal.SIGTERM])
 @pytest.mark.parametrize("supervised", [True, False])
-def test_as_process_1_it_stops_gracefully_and_then_at_once(
+def test_as_process_1_it_stops_gracefully_and_then_immediately(
     folder: Path,
     queue: SyncQueue,
     as_process_1: Callable[..., subprocess.Popen[str]],

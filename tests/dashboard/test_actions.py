@@ -289,7 +289,7 @@ async def test_an_edited_job_keeps_its_options_and_when_it_is_due(
     assert admin.zscore(emails.keys.delayed, new.id) // 4096 == due // 4096
 
 
-async def test_a_running_original_is_told_and_nothing_is_added(
+async def test_a_running_original_is_reported_and_nothing_is_added(
     visitor: Visitor, emails: SyncQueue, admin: Any
 ) -> None:
     emails.add("send")

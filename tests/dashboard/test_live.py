@@ -95,7 +95,7 @@ async def test_new_jobs_appear_on_the_page_of_their_queue(
         assert "&lt;b&gt;y" in changed["lists"]["jobs"]["items"]["job-b"]
 
 
-async def test_a_stream_tells_that_redis_is_away_and_goes_on_when_it_is_back(
+async def test_a_stream_tells_that_redis_is_away_and_continues_when_it_is_back(
     private_server: PrivateServers, prefix: str
 ) -> None:
     process = private_server()
@@ -255,7 +255,7 @@ async def test_pages_that_show_the_same_are_drawn_once() -> None:
     assert await frames.read(1, "overview", read) == 3  # who is late sees the later one
 
 
-def test_a_row_is_drawn_anew_when_what_it_shows_is_replaced() -> None:
+def test_a_row_is_drawn_again_when_what_it_shows_is_replaced() -> None:
     rows, calls = RenderedRows[list[str], str](), list[str]()
 
     def row(line: str, known: tuple[str, Rendered] | None) -> Rendered:

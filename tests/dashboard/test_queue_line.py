@@ -13,7 +13,7 @@ from taskbull.monitor.browse import QueueSample
 from tests.dashboard.test_html import read
 
 
-def test_a_line_that_says_the_same_is_drawn_anew_only_in_its_time() -> None:
+def test_a_line_that_says_the_same_is_drawn_again_only_in_its_time() -> None:
     state = state_of(waiting_since=datetime.now(UTC) - timedelta(minutes=5))
     line = line_of(state)
     rendered = draw_line(line, None)

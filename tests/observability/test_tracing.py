@@ -310,7 +310,7 @@ async def test_a_job_without_a_context_begins_a_trace(
     assert processed.parent is None
 
 
-async def test_a_trace_that_is_not_sampled_goes_on_unsampled(
+async def test_a_trace_that_is_not_sampled_continues_unsampled(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider(ALWAYS_OFF))

@@ -86,7 +86,7 @@ def blocked_readers(admin: Any) -> int:
     return sum("b" in client["flags"] for client in admin.client_list())
 
 
-async def test_a_reader_goes_on_where_it_was(server: Reachable, prefix: str) -> None:
+async def test_a_reader_continues_where_it_was(server: Reachable, prefix: str) -> None:
     queue = Queue("q", redis=server.url, prefix=prefix)
     await queue.add_bulk([("job", {})] * 3)
     with fail_after(LIMIT):

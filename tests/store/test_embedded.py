@@ -215,7 +215,7 @@ def test_the_program_ends_with_its_server(folder: Path, end: Callable[[Path], ob
     wait_until(lambda: not lives(program), "the program has ended")
 
 
-def test_a_server_whose_program_was_killed_goes_on_and_can_be_stopped(folder: Path) -> None:
+def test_a_server_whose_program_was_killed_continues_and_can_be_stopped(folder: Path) -> None:
     path = start_or_join(folder)
     pid = server_pid(path)
     [program] = programs(path)

@@ -33,7 +33,7 @@ def test_the_end_can_be_read(pair: tuple[PlainSocket, socket.socket]) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0, -1])
-def test_nobody_waits_for_longer_than_was_said(
+def test_no_caller_waits_longer_than_its_limit(
     pair: tuple[PlainSocket, socket.socket], seconds: float
 ) -> None:
     with pytest.raises(TimeoutError):

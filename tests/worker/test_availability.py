@@ -51,7 +51,7 @@ LOST, TRIED, BACK = events.RedisLost, events.ReconnectFailed, events.RedisBack
         ([failed(part="a"), back("b")], [LOST, TRIED], True),  # that part was never away
     ],
 )
-def test_an_outage_is_told_once(
+def test_an_outage_is_reported_once(
     changes: list[Change], kinds: list[type[events.Event]], is_lost: bool
 ) -> None:
     availability, heard = told(*changes)

@@ -61,7 +61,7 @@ async def test_children_are_cancelled_when_their_running_parent_has_ended(bed: W
     assert bed.admin.keys(f"{bed.keys.base}tb:cancelling*") == []
 
 
-async def test_a_child_that_runs_goes_on(bed: WorkerBed) -> None:
+async def test_a_child_that_runs_continues(bed: WorkerBed) -> None:
     handler = Parent(bed, 0, FAR)
     with fail_after(LIMIT):
         async with bed.worker(handler, concurrency=2, shutdown_timeout=0).running():
@@ -88,7 +88,7 @@ async def test_a_parent_that_would_wait_for_its_children_takes_them_along(bed: W
     await _check_cancelled(bed, parent, handler.ids)
 
 
-async def test_the_children_of_a_parent_that_ends_by_its_own_error_go_on(bed: WorkerBed) -> None:
+async def test_the_children_of_a_parent_that_ends_by_its_own_error_continue(bed: WorkerBed) -> None:
     handler = Parent(bed, 0, FAR)
     with fail_after(LIMIT):
         async with bed.worker(handler, concurrency=1, shutdown_timeout=0).running():

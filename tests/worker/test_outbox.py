@@ -55,14 +55,14 @@ def test_after_a_refusal_those_that_wait_go_one_by_one() -> None:
     outbox.extend([run("3"), run("4")])
     batches = [ids(outbox.gather()) for _ in range(3)]
     assert batches == [["1"], ["2"], ["3", "4"]]
-    assert not outbox.apart
+    assert not outbox.unbatched
 
 
 def test_one_that_was_sent_by_itself_and_comes_back_goes_by_itself_again() -> None:
     outbox = filled(run("1"), run("2"))
     outbox.separate()
     batch = outbox.gather()
-    outbox.put_back(batch, apart=True)
+    outbox.put_back(batch, unbatched=True)
     assert ids(outbox.gather()) == ["1"]
 
 

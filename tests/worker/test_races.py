@@ -122,7 +122,7 @@ async def test_a_job_whose_lock_another_took_is_lost(bed: WorkerBed, policy: str
     assert ends(bed) == Counter()
 
 
-async def test_a_finish_without_the_lock_is_told_as_lost(bed: WorkerBed) -> None:  # FR-2
+async def test_a_finish_without_the_lock_is_reported_as_lost(bed: WorkerBed) -> None:  # FR-2
     held = Held()
     handle = await bed.queue.add("work")
     async with bed.worker(held, stalled_interval=FAR).running():

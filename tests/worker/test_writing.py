@@ -126,7 +126,7 @@ def _handlers(gate: Gate, done: list[str]) -> dict[str, Any]:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @pytest.mark.parametrize("trouble", TROUBLES)
-async def test_progress_and_log_lines_are_lost_and_the_job_goes_on(
+async def test_progress_and_log_lines_are_lost_and_the_job_continues(
     bed: WorkerBed,
     server: ServerProcess,
     trouble: Trouble,
