@@ -752,7 +752,7 @@ def _inline_mode(inline: object) -> object:
     if inline is None:
         text = os.environ.get("TASKBULL_INLINE", "").lower()
         inline = {"": False, "0": False, "false": False, "1": True, "true": True}.get(text, text)
-    if inline not in {True, False, "raise"}:
+    if not isinstance(inline, bool) and inline != "raise":
         raise refusal("inline", 'be True, False or "raise"', inline)
     return inline
 

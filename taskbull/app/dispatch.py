@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar, cast
 
 from taskbull.app.batch import BatchTask, is_batch
 from taskbull.app.group import EVERYWHERE, PlainJobMiddleware, Registry
 from taskbull.app.task import Task
+from taskbull.core import payload
 from taskbull.core.job import Job, compose
 from taskbull.core.retry import RetryPolicy
-from taskbull.errors import Snooze, TaskbullError
+from taskbull.errors import SerializationError, Snooze, TaskbullError
 from taskbull.observability.logs import cut, one_line
 from taskbull.worker.attempt import Route, SyncHandler, system_route
 from taskbull.worker.batch import Batch, BatchRules
-from taskbull.worker.running_job import RunningJob
+from taskbull.worker.run import ResultCheck
+from taskbull.worker.running_job import RunningJob, port_of
 from taskbull.worker.streaming import awaited_call, plain_call
 
 # Jobs of unregistered tasks wait for a worker that has the task.
@@ -25,6 +28,8 @@ from taskbull.worker.streaming import awaited_call, plain_call
 
 
 logger = logging.getLogger(__name__)
+
+J = TypeVar("J")
 
 SHORTEST, LONGEST = 10.0, 300.0
 """Minimum and maximum seconds between checks. The delay grows with the time waited."""
@@ -51,7 +56,7 @@ class UnknownTaskHandler:
             TaskNotRegistered: If the job has waited for a day.
         """
         try:
-            waited = await job.arecord_unknown_task(PATIENCE)
+            waited = await port_of(job).arecord_unknown_task(PATIENCE)
         except TaskbullError:  # A Redis problem is not a reason to fail a job.
             raise Snooze(SHORTEST) from None
         missing = self._registry.missing(job.name, job.queue)
@@ -113,18 +118,20 @@ class Dispatch:
         awaited = [layer for each in around for layer in each.awaited]
         if task.is_async:
             awaited = [*EVERYWHERE.awaited, *awaited]
+        check = task.calling.result_check()
+        # Middleware may return something other than the function's result, so check that before.
+        inner = check if any(each.awaited or each.plain for each in around) else None
         route = Route(
-            _batch_function(task, plain) if is_batch(task) else _function(task, plain),
+            _batch_function(task, plain, inner)
+            if is_batch(task)
+            else _function(task, plain, inner),
             task.settings.policy,
             task.settings.timeout,
             execution_mode=task.execution_mode,
             grace=task.settings.grace,
             layers=tuple(awaited),
             batch=_rules(task) if is_batch(task) else None,
-            # Middleware may return something other than the function's result.
-            check_result=None
-            if any(each.awaited or each.plain for each in around)
-            else task.calling.result_check(),
+            check_result=check if inner is None else None,
         )
         self._known[name] = route
         return route
@@ -133,13 +140,53 @@ class Dispatch:
 # Sync middleware is part of the function and runs in the same thread or process.
 
 
-def _function(task: Task[..., Any], plain: Sequence[PlainJobMiddleware]) -> SyncHandler:
+def _function(
+    task: Task[..., Any], plain: Sequence[PlainJobMiddleware], check: ResultCheck | None
+) -> SyncHandler:
     function = _bare_function(task)
+    if check is not None:
+        function = _checked(function, partial(_fitting, check), is_async=task.is_async)
     return function if task.is_async else compose(plain, function)
 
 
+def _checked(
+    function: Callable[[J], Any], fitting: Callable[[Any], Any], *, is_async: bool
+) -> Callable[[J], Any]:
+    async def acall(given: J) -> Any:
+        return fitting(await function(given))
+
+    return acall if is_async else lambda given: fitting(function(given))
+
+
+def _fitting(check: ResultCheck, result: Any) -> Any:
+    """Return a result.
+
+    Raises:
+        SerializationError: If it does not fit the annotation of its task.
+    """
+    classes, raise_if_wrong = check
+    if result.__class__ not in classes:
+        raise_if_wrong(payload.encode(result, "result"))
+    return result
+
+
+def _fitting_items(check: ResultCheck, results: Any) -> Any:
+    """Return the results of a batch, with an error in place of each that does not fit."""
+    if not isinstance(results, list | tuple):
+        return results  # The batch fails for another reason, or has a list of another class.
+    found: list[Any] = []
+    for each in cast("Sequence[Any]", results):
+        try:
+            found.append(each if isinstance(each, BaseException) else _fitting(check, each))
+        except SerializationError as error:
+            found.append(error)
+    return found
+
+
 def _batch_function(
-    task: BatchTask[Any, ..., Any], plain: Sequence[PlainJobMiddleware]
+    task: BatchTask[Any, ..., Any],
+    plain: Sequence[PlainJobMiddleware],
+    check: ResultCheck | None,
 ) -> Callable[[Batch], Any]:
     call, parameter, injected = task.caller(), task.calling.items.parameter, task.injected
 
@@ -147,9 +194,12 @@ def _batch_function(
         resources = dict.fromkeys(injected, batch.jobs[0].resources) if injected else {}
         return call(**{parameter: batch.items, **resources})
 
+    checked: Callable[[Batch], Any] = call_with
+    if check is not None:
+        checked = _checked(call_with, partial(_fitting_items, check), is_async=task.is_async)
     if task.is_async or not plain:
-        return call_with
-    return lambda batch: compose(plain, lambda _: call_with(batch))(batch.jobs[0])
+        return checked
+    return lambda batch: compose(plain, lambda _: checked(batch))(batch.jobs[0])
 
 
 def _rules(task: BatchTask[Any, ..., Any]) -> BatchRules:
@@ -180,14 +230,16 @@ def _bare_function(task: Task[..., Any]) -> SyncHandler:
         arguments = read_and_inject(job)
         for one in receivers:
             if one.parameter not in arguments:
-                arguments[one.parameter] = one.take(job.child_results(one.child))
+                results = port_of(job).call("child_results", one.child)
+                arguments[one.parameter] = one.take(results)
         return call(**arguments)
 
     async def areceive(job: RunningJob) -> Any:
         arguments = read_and_inject(job)
         for one in receivers:
             if one.parameter not in arguments:
-                arguments[one.parameter] = one.take(await job.achild_results(one.child))
+                results = await port_of(job).acall("child_results", one.child)
+                arguments[one.parameter] = one.take(results)
         return await call(**arguments)
 
     return areceive if task.is_async else receive

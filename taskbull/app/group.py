@@ -51,7 +51,6 @@ from taskbull.app.task import (
     make_task,
 )
 from taskbull.core.celery import APP, no_attribute
-from taskbull.core.events import is_async, takes
 from taskbull.core.job import ExecutionMode, Middleware, NewJob, PlainMiddleware, check_single
 from taskbull.core.keys import NAME_LIMIT, check_queue_name
 from taskbull.core.options import with_group
@@ -64,7 +63,9 @@ from taskbull.core.validation import (
     check_keywords,
     check_text,
     did_you_mean,
+    is_async,
     refusal,
+    takes,
     unknown_settings,
 )
 from taskbull.errors import ConfigurationError, TaskNotRegistered

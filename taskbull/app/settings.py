@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 
 from taskbull.app.signature import Extra
 from taskbull.core.backoff import Backoff
-from taskbull.core.events import FailureHook, SuccessHook, takes
+from taskbull.core.events import FailureHook, SuccessHook
 from taskbull.core.groups import Cost, GroupBy, GroupRule
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import (
@@ -34,11 +34,13 @@ from taskbull.core.validation import (
     Duration,
     check_bool,
     check_choice,
+    check_function,
     check_int,
     check_text,
     check_type,
     refusal,
     seconds,
+    takes,
     to_ms,
 )
 from taskbull.errors import ConfigurationError
@@ -169,16 +171,9 @@ class Defaults(Struct, frozen=True):
             raise ConfigurationError(
                 "grace needs process=True: only a function in a process can be stopped"
             )
-        own = RetryPolicy(
-            attempts=given.get("attempts"),
-            backoff=given.get("backoff"),
-            error_backoffs=given.get("error_backoffs"),
-            classify=given.get("classify"),
-            retry_on=given.get("retry_on"),
-            fail_on=given.get("fail_on"),
-            throws=given.get("throws"),
-        )
-        said = {name: value for name, value in _of_job(given).items() if value is not None}
+        own = RetryPolicy(**_fields_of(RetryPolicy, given))
+        said = _fields_of(JobOptions, given)
+        said = {name: value for name, value in said.items() if value is not None}
         said.pop("on_failure", None)  # The hook, not the option of a child in a flow.
         if "dedup" in said:
             said["dedup"] = DedupRule(said["dedup"])
@@ -214,8 +209,9 @@ def stream_rules(
         if reduce is not list:
             raise ConfigurationError("reduce needs a function that yields")
         return None
-    if reduce is not None and not callable(reduce):
-        raise refusal("reduce", "be a function that takes the list of items, or None", reduce)
+    if reduce is not None:
+        rule = "be a sync function that takes the list of items, or None"
+        check_function("reduce", reduce, rule, 1)
     limit = given.get("stream_limit", STREAM_LIMIT)
     check_int("stream_limit", limit, least=1)
     life = seconds("stream_ttl", given.get("stream_ttl", STREAM_TTL), positive=True)
@@ -244,10 +240,14 @@ def defaults_of(
     Raises:
         ConfigurationError: If an option is invalid.
     """
-    said = _of_job(given)
+    said = _fields_of(JobOptions, given)
     if said.get("dedup") is not None:
         said["dedup"] = DedupRule(said["dedup"])
     jobs = JobOptions(attempts=ATTEMPTS if attempts is None else attempts, **said)
+    retries = {**_fields_of(RetryPolicy, given), "backoff": jobs.backoff}
+    policy = RetryPolicy(
+        attempts=attempts, classify=classify, unknown_errors=unknown_errors, **retries
+    )
     process = given.get("process", False)
     check_bool("process", process)
     tz = given.get("tz")
@@ -258,16 +258,7 @@ def defaults_of(
     return Defaults(
         queue,
         jobs,
-        RetryPolicy(
-            attempts=attempts,
-            backoff=jobs.backoff,
-            error_backoffs=jobs.error_backoffs,
-            classify=classify,
-            unknown_errors=unknown_errors,
-            retry_on=given.get("retry_on"),
-            fail_on=given.get("fail_on"),
-            throws=given.get("throws"),
-        ),
+        policy,
         process=process,
         grace=seconds("grace", given.get("grace", GRACE)),
         tz=tz,
@@ -280,7 +271,7 @@ def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
     Raises:
         ConfigurationError: If a backoff is a function, which cannot be stored.
     """
-    said = _of_job(given)
+    said = _fields_of(JobOptions, given)
     _refuse_functions(said.get("backoff"), said.get("error_backoffs"))
     if said.get("delay") is not None:
         said.setdefault("eta", None)
@@ -289,10 +280,11 @@ def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
     return structs.replace(task, **said)
 
 
-def _of_job(given: TaskOptions | CallOptions | GroupOptions) -> dict[str, Any]:
-    """Return only the options that a job stores."""
-    fields = JobOptions.__struct_fields__
-    return {name: value for name, value in given.items() if name in fields}
+def _fields_of(
+    kind: type[JobOptions | RetryPolicy], given: TaskOptions | CallOptions | GroupOptions
+) -> dict[str, Any]:
+    """Return only the options that are fields of this class."""
+    return {name: value for name, value in given.items() if name in kind.__struct_fields__}
 
 
 def _refuse_functions(backoff: object, error_backoffs: object) -> None:

@@ -23,9 +23,10 @@ import click
 from taskbull.app.app import App, load_app
 from taskbull.app.discovery import distrust, distrust_module
 from taskbull.cli.errors import WrongUsage, note
-from taskbull.cli.server import open_server
+from taskbull.cli.server import existing_queue, open_server
 from taskbull.errors import TaskbullError
 from taskbull.monitor.server import SyncServer
+from taskbull.queue.queue import SyncQueue
 
 # Search of the working directory.
 
@@ -237,6 +238,14 @@ def find_server(app: str | None, redis: str | None, prefix: str | None) -> SyncS
     With `redis` and without `app`, no app is searched for, so it works with any configuration.
     """
     return open_server(find_app_of_server(app, redis), redis, prefix)
+
+
+def find_queue(
+    queue: str, app: str | None, redis: str | None, prefix: str | None
+) -> tuple[SyncServer, SyncQueue]:
+    """Return the server for a command's options, and an existing queue."""
+    server = find_server(app, redis, prefix)
+    return server, existing_queue(server, queue)
 
 
 def find_app_of_server(app: str | None, redis: str | None) -> App | None:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from taskbull.core.validation import Duration, from_ms, refusal, seconds, to_ms
+from taskbull.core.validation import Duration, check_function, from_ms, refusal, seconds, to_ms
 from taskbull.core.wire.backoff import PLAIN_TYPES, Curve, StoredBackoff
 
 LONGEST_DELAY = 365 * 86_400.0
@@ -74,8 +74,9 @@ class Backoff(Struct, frozen=True):
         _check_number("backoff exponent", self.exponent, "be a number greater than 0")
         if not 0 < self.exponent < math.inf:
             raise refusal("backoff exponent", "be a number greater than 0", self.exponent)
-        if self.function is not None and not callable(self.function):
-            raise refusal("backoff function", "be callable", self.function)
+        if self.function is not None:
+            rule = "be a sync function that takes the attempts made, the error and the job"
+            check_function("backoff function", self.function, rule, 3)
 
     @classmethod
     def none(cls) -> Backoff:

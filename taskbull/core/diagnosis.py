@@ -463,13 +463,9 @@ def _alive(job: JobFacts) -> Iterator[Reason]:
     held = [*holding(job.queue, job.name, job.unknown_task, job.state)]
     if job.state in WAITING_TO_START:
         held += _busy(job.queue)
-    yield from own
-    yield from held
-    if job.state in _RANKED:
+    yield from (*own, *held)
+    if job.state in WAITING_TO_START:
         yield from _queue_position(job, held=bool(own or held))
-
-
-_RANKED = frozenset({JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED, JobState.UNKNOWN})
 
 
 def _running(job: JobFacts) -> Iterator[Reason]:

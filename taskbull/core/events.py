@@ -7,7 +7,6 @@ reported as completed.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, assert_never
 
@@ -30,7 +29,7 @@ from taskbull.core.outcome import (
     SnoozeFor,
     Verdict,
 )
-from taskbull.core.validation import check_bool, refusal
+from taskbull.core.validation import check_bool, is_async, refusal, takes
 
 # The names that `taskbull.events` exports.
 __all__ = [
@@ -330,23 +329,6 @@ SuccessHook: TypeAlias = Callable[[Job, Any], object]
 
 FailureHook: TypeAlias = Callable[[Job, Failure], object]
 """Function, plain or async, that is called with a failed job and its failure."""
-
-
-def is_async(function: object) -> bool:
-    """Return True if the function is an `async def`, or an object whose `__call__` is one."""
-    call = getattr(function, "__call__", None)  # noqa: B004 - not a test whether it can be called
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
-def takes(function: Callable[..., object], count: int) -> bool:
-    """Return False if a function cannot be called with this number of arguments."""
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # A built-in function without a signature.
-        return True
-    return True
 
 
 def check_listener(kind: object, listener: Any, *, thread: bool = False) -> None:

@@ -15,6 +15,7 @@ from taskbull.core.validation import (
     MAX_SAFE_INTEGER,
     Duration,
     check_bool,
+    check_function,
     check_int,
     check_text,
     check_type,
@@ -178,7 +179,9 @@ class GroupRule(Struct, frozen=True):
     group_by: GroupBy
 
     def __post_init__(self) -> None:
-        if not callable(self.group_by):
+        if callable(self.group_by):
+            check_function("group_by", self.group_by, "be a parameter's name or a sync function")
+        else:
             check_text("group_by", self.group_by)
 
     @property
@@ -202,7 +205,9 @@ class CostRule(Struct, frozen=True):
     cost: str | Callable[..., object]
 
     def __post_init__(self) -> None:
-        if not callable(self.cost):
+        if callable(self.cost):
+            check_function("cost", self.cost, "be an int, a parameter's name or a sync function")
+        else:
             check_text("cost", self.cost)
 
     @property
@@ -263,17 +268,28 @@ def names_used(source: str | Callable[..., Any]) -> list[str]:
     return [] if names is None else names[1]
 
 
-def call_with(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a function with those of a job's arguments that it takes."""
+def call_with(field: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call the function of an option with those of a job's arguments that it takes.
+
+    Raises:
+        ConfigurationError: If the function needs an argument that the job does not have.
+    """
     names = _names_of(function)
     if names is None:
         return function(**arguments)
+    for name in names[1]:
+        check_used(field, name, arguments)
     return function(**{name: arguments[name] for name in names[0] if name in arguments})
+
+
+def check_used(field: str, name: str, arguments: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` if a job lacks an argument that an option uses."""
+    if name not in arguments:
+        raise ConfigurationError(f"{field} uses the argument {name!r}, which the call lacks")
 
 
 def _value(field: str, source: str | Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     if not isinstance(source, str):
-        return call_with(source, arguments)
-    if source not in arguments:
-        raise ConfigurationError(f"{field} uses the argument {source!r}, which the call lacks")
+        return call_with(field, source, arguments)
+    check_used(field, source, arguments)
     return arguments[source]

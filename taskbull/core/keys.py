@@ -145,6 +145,14 @@ class QueueKeys(Struct, frozen=True):
         return tagged
 
     @property
+    def states(self) -> tuple[str, ...]:
+        """Keys of the lists and sets of jobs, in the order that scripts search them."""
+        return (
+            *(self.completed, self.failed, self.delayed, self.prioritized),
+            *(self.waiting_children, self.active, self.wait, self.paused),
+        )
+
+    @property
     def qualified_name(self) -> str:
         """Name of the queue in parents and children: `<prefix>:<tagged>`."""
         return self.base[:-1]
@@ -188,10 +196,6 @@ class QueueKeys(Struct, frozen=True):
     def deduplication(self, dedup_key: str) -> str:
         """Return the Redis key that holds the owner of a deduplication key."""
         return f"{self.base}de:{dedup_key}"
-
-    def deduplication_next(self, dedup_key: str) -> str:
-        """Return the key of the job that runs after the owner of a deduplication key finishes."""
-        return f"{self.base}dn:{dedup_key}"
 
     def scheduler(self, scheduler_id: str) -> str:
         """Return the key of a job scheduler's hash."""
@@ -278,18 +282,7 @@ MAX_PRIORITY = 2**21 - 1
 MAX_DUE_MS = 2**41 - 1
 """Last millisecond that a score in `delayed` can hold: 6 September 2039."""
 
-_PRIORITY_STEP = 2**32
 _DELAY_STEP = 4096
-
-
-def priority_score(priority: int, counter: int) -> int:
-    """Return the score in `prioritized`. Lower runs first; `counter` orders equal priorities."""
-    return priority * _PRIORITY_STEP + counter % _PRIORITY_STEP
-
-
-def priority_of_score(score: float) -> int:
-    """Return the priority that a score in `prioritized` encodes."""
-    return _whole(score) // _PRIORITY_STEP
 
 
 def due_ms(base_ms: int, delay_ms: int) -> int:
@@ -305,14 +298,5 @@ def delay_score_range(due: int) -> tuple[int, int]:
 
 def due_ms_of_score(score: float) -> int:
     """Return the due time in ms that a score in `delayed` encodes."""
-    return _whole(score) // _DELAY_STEP
-
-
-def _whole(score: float) -> int:
     # Other clients may write any score, including infinity.
-    return int(max(-MAX_SAFE_INTEGER, min(score, MAX_SAFE_INTEGER)))
-
-
-def highest_due_score(now_ms: int) -> int:
-    """Return the highest score in `delayed` that is due at `now_ms`."""
-    return delay_score_range(now_ms)[1]
+    return int(max(-MAX_SAFE_INTEGER, min(score, MAX_SAFE_INTEGER))) // _DELAY_STEP

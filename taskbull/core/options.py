@@ -34,6 +34,7 @@ from taskbull.core.validation import (
     Duration,
     check_bool,
     check_choice,
+    check_function,
     check_instant,
     check_int,
     check_text,
@@ -188,10 +189,11 @@ class DedupRule(Struct, frozen=True):
     key: DedupKey
 
     def __post_init__(self) -> None:
-        if not isinstance(self.key, str | Dedup) and not callable(self.key):
-            raise refusal("dedup", "be a key, a Dedup or a function of the arguments", self.key)
-        if self.key == "":
-            raise ConfigurationError("dedup key must not be empty")
+        if isinstance(self.key, str):
+            check_text("dedup key", self.key)
+        elif not isinstance(self.key, Dedup):
+            rule = "be a key, a Dedup or a sync function of the arguments"
+            check_function("dedup", self.key, rule)
         for name in self.names:
             if not name.isidentifier():
                 raise refusal("dedup", "name parameters in its braces", self.key)
@@ -219,7 +221,7 @@ class DedupRule(Struct, frozen=True):
             return replace(key, key=_formatted(key.key, arguments))
         if isinstance(key, str):
             return Dedup(_formatted(key, arguments))
-        made = call_with(key, arguments)
+        made = call_with("dedup", key, arguments)
         return Dedup(made) if isinstance(made, str) else _made_dedup(made)
 
 
@@ -228,6 +230,8 @@ def _formatted(key: str, arguments: Mapping[str, Any]) -> str:
         return key.format_map(arguments)
     except KeyError as error:
         raise ConfigurationError(f"dedup uses the argument {error}, which the call lacks") from None
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"dedup {key!r} does not fit the arguments: {error}") from None
 
 
 def with_dedup_key(

@@ -28,7 +28,7 @@ from msgspec.inspect import CustomType as MsgspecCustomType
 from msgspec.inspect import type_info
 from msgspec.structs import fields
 
-from taskbull.core.validation import MAX_SAFE_INTEGER, is_pydantic_model, refusal
+from taskbull.core.validation import MAX_SAFE_INTEGER, check_function, is_pydantic_model, refusal
 from taskbull.errors import ConfigurationError, SerializationError
 
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
@@ -90,8 +90,7 @@ def register_type(
     if not isinstance(cls, type):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise refusal("the type to register", "be a class", cls)
     for name, function in (("encode", encode), ("decode", decode)):
-        if not callable(function):
-            raise refusal(name, "be a function that takes one value", function)
+        check_function(name, function, "be a sync function that takes one value", 1)
     known = _registered.get(cls)
     if known is not None and known != (encode, decode, schema):
         raise ConfigurationError(f"Type {cls.__qualname__} is already registered")

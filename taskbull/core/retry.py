@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from msgspec import Struct
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import asdict, force_setattr, replace
 
 from taskbull.core.backoff import Backoff
 from taskbull.core.job import Job
@@ -37,6 +37,7 @@ from taskbull.core.outcome import (
 from taskbull.core.validation import (
     Duration,
     check_choice,
+    check_function,
     check_int,
     check_type,
     from_ms,
@@ -122,8 +123,9 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             check_type("backoff", self.backoff, Backoff, "be a Backoff")
         if self.error_backoffs is not None:
             check_error_backoffs(self.error_backoffs)
-        if self.classify is not None and not callable(self.classify):
-            raise refusal("classify", "be callable", self.classify)
+        if self.classify is not None:
+            rule = "be a sync function that takes the error"
+            check_function("classify", self.classify, rule, 1)
         if self.unknown_errors is not None:
             check_choice("unknown_errors", self.unknown_errors, ("retry", "fail"))
         for field in RetryKeywords.__annotations__:
@@ -137,18 +139,10 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
     def over(self, other: RetryPolicy) -> RetryPolicy:
         """Return this policy with unspecified settings taken from the other one."""
-        return RetryPolicy(
-            attempts=self.attempts or other.attempts,
-            backoff=self.backoff or other.backoff,
-            error_backoffs=self.error_backoffs
-            if self.error_backoffs is not None
-            else other.error_backoffs,
-            classify=self.classify or other.classify,
-            unknown_errors=self.unknown_errors or other.unknown_errors,
-            retry_on=_over(self.retry_on, other.retry_on, self.fail_on),
-            fail_on=_over(self.fail_on, other.fail_on, self.retry_on),
-            throws=other.throws if self.throws is None else self.throws,
-        )
+        own = {name: value for name, value in asdict(self).items() if value is not None}
+        own["retry_on"] = _over(self.retry_on, other.retry_on, self.fail_on)
+        own["fail_on"] = _over(self.fail_on, other.fail_on, self.retry_on)
+        return replace(other, **own)
 
 
 def _over(
@@ -400,33 +394,11 @@ class BreakerState(StrEnum):
     """A few test jobs are fetched."""
 
 
-class Opened(Struct, frozen=True):
-    """The circuit opened, so no more jobs are fetched."""
-
-    failures: int
-    threshold: int
-
-
-class HalfOpened(Struct, frozen=True):
-    """The circuit became half-open after `duration` seconds, so a few test jobs are fetched."""
-
-    duration: float
-
-
-class Closed(Struct, frozen=True):
-    """The circuit closed after the last test job succeeded, so all jobs are fetched again."""
-
-    test_job_id: str
-
-
-Transition = Opened | HalfOpened | Closed
-
-
 class Breaker:
     """State machine of one `CircuitBreaker`.
 
-    A method that changes the state returns the transition. Nothing else reports it, so each
-    transition is reported once.
+    A method that changes the state returns the new one. Nothing else reports it, so each change is
+    reported once.
 
     Call `started` for every fetched job, and then `ended` once. A job counts only in the period
     when it started. A job that was running when the circuit opened does not show if the cause has
@@ -434,8 +406,9 @@ class Breaker:
     """
 
     def __init__(self, options: CircuitBreaker) -> None:
-        self._options = options
-        self._duration = from_ms(to_ms(options.duration))
+        self.options = options
+        self.duration = from_ms(to_ms(options.duration))
+        """Seconds that the circuit stays open."""
         self.state = BreakerState.CLOSED
         """State after the last call of a method with `now`."""
         self.failures = 0
@@ -453,15 +426,14 @@ class Breaker:
     def wakes_at(self) -> float | None:
         """Time to call `check`, or `None` if the state does not depend on time."""
         if self.state is BreakerState.OPEN:
-            return self._opened_at + self._duration
+            return self._opened_at + self.duration
         return None
 
-    def check(self, now: float) -> HalfOpened | None:
+    def check(self, now: float) -> BreakerState | None:
         """Make an open circuit half-open if its duration has passed."""
         if self.wakes_at is None or now < self.wakes_at:
             return None
-        self._enter(BreakerState.HALF_OPEN)
-        return HalfOpened(self._duration)
+        return self._enter(BreakerState.HALF_OPEN)
 
     def allowed(self, wanted: int, asked: int = 0) -> int:
         """Return how many of the `wanted` jobs may be fetched now.
@@ -475,15 +447,15 @@ class Breaker:
                 return 0
             case BreakerState.HALF_OPEN:
                 tried = len(self._running) + self._successful_tests + asked
-                return max(0, min(wanted, self._options.half_open_max_attempts - tried))
+                return max(0, min(wanted, self.options.half_open_max_attempts - tried))
 
     def started(self, job_id: str) -> None:
         """Record that a job was fetched."""
         if self.state is not BreakerState.OPEN:
             self._running.add(job_id)
 
-    def ended(self, job_id: str, outcome: Outcome, now: float) -> Opened | Closed | None:
-        """Record the outcome of a job, and return the transition that it causes, if any.
+    def ended(self, job_id: str, outcome: Outcome, now: float) -> BreakerState | None:
+        """Record the outcome of a job, and return the new state if it has changed.
 
         Every failed attempt counts, whether it is retried or not. A job does not count if it was
         released, lost, cancelled or expired, or if it failed without running (a stall). Another
@@ -496,33 +468,32 @@ class Breaker:
             return None
         match outcome.kind.succeeded:
             case True:
-                return self._succeeded(job_id)
+                return self._succeeded()
             case False:
                 return self._failed(now)
             case None:
                 return None
 
-    def _succeeded(self, job_id: str) -> Closed | None:
+    def _succeeded(self) -> BreakerState | None:
         if self.state is BreakerState.CLOSED:
             self.failures = 0
             return None
         self._successful_tests += 1
-        if self._successful_tests < self._options.half_open_max_attempts:
+        if self._successful_tests < self.options.half_open_max_attempts:
             return None
-        self._enter(BreakerState.CLOSED)
         self.failures = 0
-        return Closed(job_id)
+        return self._enter(BreakerState.CLOSED)
 
-    def _failed(self, now: float) -> Opened | None:
+    def _failed(self, now: float) -> BreakerState | None:
         self.failures += 1
         closed = self.state is BreakerState.CLOSED
-        if closed and self.failures < self._options.threshold:
+        if closed and self.failures < self.options.threshold:
             return None
-        self._enter(BreakerState.OPEN)
         self._opened_at = now
-        return Opened(self.failures, self._options.threshold)
+        return self._enter(BreakerState.OPEN)
 
-    def _enter(self, state: BreakerState) -> None:
+    def _enter(self, state: BreakerState) -> BreakerState:
         self.state = state
         self._successful_tests = 0
         self._running.clear()
+        return state

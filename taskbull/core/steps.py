@@ -45,9 +45,6 @@ WAIT_JOB: Final = "taskbull.wait"
 SIGNAL_JOB: Final = "taskbull.signal"
 """Name of a job that sends a signal to another job of its queue, for producers in Node."""
 
-STEP_TTL: Final = 7 * 86_400.0
-"""Default of `step_ttl` in seconds."""
-
 StepKind: TypeAlias = Literal["step", "signal", "sleep"]
 
 _NAME_LIMIT: Final = 200

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
@@ -114,6 +115,32 @@ def check_text(field: str, value: object, *, most: int | None = None) -> str:
     except UnicodeEncodeError:
         raise refusal(field, "have no lone surrogates (UTF-8 cannot hold them)", value) from None
     return value
+
+
+def is_async(function: object) -> bool:
+    """Return True if the function is an `async def`, or an object whose `__call__` is one."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - not a test whether it can be called
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def takes(function: Callable[..., object], count: int) -> bool:
+    """Return False if a function cannot be called with this number of arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # A built-in function without a signature.
+        return True
+    return True
+
+
+def check_function(field: str, value: object, rule: str, count: int | None = None) -> None:
+    """Raise `ConfigurationError` unless `value` is a sync function.
+
+    With `count`, it must also be possible to call it with this number of arguments.
+    """
+    if not callable(value) or is_async(value) or not (count is None or takes(value, count)):
+        raise refusal(field, rule, value)
 
 
 # Durations and points in time.

@@ -82,11 +82,6 @@ class Rendered(Struct, frozen=True):
     timeless: str
     """The markup without the text of its times, which browsers keep up to date."""
 
-    def at(self, words: str) -> Rendered:
-        """Return a copy with this text in its first `time` element, and no text in others."""
-        markup = self.timeless.replace("></time>", f">{_escaped(words)}</time>", 1)
-        return Rendered(markup, self.timeless)
-
 
 class Placeholder:
     """A placeholder in a page for content that is sent later."""
@@ -380,19 +375,18 @@ class Redactor:
         return [self.restore(*pair) for pair in zip(edited, original, strict=True)]
 
 
-class _Members:
+class _Members(Struct, eq=False):
     """Parser state for one object or array."""
 
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.key: str | None = None
-        """Name of the current member."""
-        self.value_at: int | None = None
-        """Start of the current value."""
-        self.is_secret = False
-        """True if a name member marks the values as secret."""
-        self.values: list[tuple[int, int]] = []
-        """Ranges of the value members."""
+    start: int
+    key: str | None = None
+    """Name of the current member."""
+    value_at: int | None = None
+    """Start of the current value."""
+    is_secret: bool = False
+    """True if a name member marks the values as secret."""
+    values: list[tuple[int, int]] = []
+    """Ranges of the value members."""
 
 
 class _Masking:

@@ -104,6 +104,13 @@ def nothing(columns: int, name: str, words: h.Node) -> h.Element:
     return h.tr(h.td(words, colspan=columns, class_="empty"), id=f"{name}-empty")
 
 
+def live_rows(
+    name: str, columns: Sequence[h.Node], rows: Mapping[str, h.Element], empty: h.Node
+) -> Mapping[str, Mapping[str, h.Element]]:
+    """Return the rows of a live table by their ids, or its placeholder if there are none."""
+    return {name: rows or {f"{name}-empty": nothing(len(columns), name, empty)}}
+
+
 def cell(label: str, *content: h.Node, kind: str | None = None) -> h.Element:
     """Return a table cell. A narrow screen shows `label` beside it."""
     return h.td(content, data_label=label, class_=kind)
@@ -255,12 +262,7 @@ def since(instant: datetime | None) -> h.Node:
     """Return the time elapsed since an instant, which the browser keeps up to date."""
     if instant is None:
         return "–"
-    return _instant(instant, since_words(instant), "since")
-
-
-def since_words(instant: datetime) -> str:
-    """Return the text of `since`."""
-    return _rough(time.time() - instant.timestamp())
+    return _instant(instant, _rough(time.time() - instant.timestamp()), "since")
 
 
 def clock(instant: datetime | None) -> h.Node:

@@ -202,93 +202,36 @@ class DashboardSampler:
         return QueueState(watch.sample, facts, find_trouble(facts), there)
 
 
-# A queue's row in the overview, as a value, so that only changed rows are drawn again.
+# A queue's row in the overview.
 
 
 _WAITING = (JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED)
 
 
-class QueueLine(Struct, frozen=True):
-    """The content of a queue's row.
-
-    Equal lines look the same, except for the time that a job has waited.
-    """
-
-    name: str
-    paused: bool
-    problem: str | None
-    """Error if the queue cannot be read."""
-    waiting: int
-    parts: str
-    """Number of waiting jobs per state, as text."""
-    waiting_since: datetime | None
-    active: int
-    delayed: int
-    failed: int
-    into: str
-    out: str
-    done: Throughput
-    broken: Throughput
-    worker_counts: tuple[str, str | None]
-    """Connected workers, as text and CSS class."""
-    empty_in: tuple[str, str | None]
-    """Estimated time until no job waits, as text and CSS class."""
-
-
-def line_of(state: QueueState) -> QueueLine:
-    """Return the content of a queue's row."""
-    facts = state.facts
-    counts, out = facts.counts, facts.out
-    return QueueLine(
-        state.name,
-        facts.paused,
-        facts.problem,
-        facts.waiting,
-        ", ".join(f"{number(counts[each])} {each}" for each in _WAITING if counts[each]),
-        facts.waiting_since,
-        counts[JobState.ACTIVE],
-        counts[JobState.DELAYED],
-        counts[JobState.FAILED],
-        ui.rate(facts.arrivals),
-        ui.rate(out),
-        facts.completed,
-        facts.failed,
-        _describe_workers(state),
-        _empty_in(state, out),
-    )
-
-
-def draw_line(line: QueueLine, known: tuple[QueueLine, h.Rendered] | None) -> h.Rendered:
-    """Draw a queue's row. Reuse the known one if only the waiting time has changed."""
-    if known is not None and known[0] == line:
-        rendered = known[1]
-        return (
-            rendered
-            if line.waiting_since is None
-            else rendered.at(ui.since_words(line.waiting_since))
-        )
-    name = line.name
+def draw_line(state: QueueState) -> h.Rendered:
+    """Draw a queue's row."""
+    name, facts = state.name, state.facts
+    counts, paused, problem = facts.counts, facts.paused, facts.problem
+    parts = ", ".join(f"{number(counts[each])} {each}" for each in _WAITING if counts[each])
     return h.prerender(
         h.tr(
             ui.cell(
                 "Queue",
                 link_to(name, "queue", q=name),
-                h.span(" ‖ paused", class_="warn") if line.paused else None,
-                h.span(" cannot be read", class_="bad", title=line.problem)
-                if line.problem
-                else None,
+                h.span(" ‖ paused", class_="warn") if paused else None,
+                h.span(" cannot be read", class_="bad", title=problem) if problem else None,
                 kind="lead",
             ),
-            ui.cell("Waiting", _count(name, line.waiting, JobState.WAITING, line.parts), kind="n"),
-            ui.cell("Oldest", ui.since(line.waiting_since), kind="nw"),
-            ui.cell("Active", _count(name, line.active, JobState.ACTIVE), kind="n"),
-            ui.cell("Delayed", _count(name, line.delayed, JobState.DELAYED), kind="n"),
-            ui.cell("Failed", _count(name, line.failed, JobState.FAILED), kind="n"),
-            ui.cell("In/s", line.into, kind="n"),
-            ui.cell("Out/s", line.out, kind="n"),
-            ui.cell("Last hour", _hour(line.done, line.broken)),
-            ui.cell("Workers", _shown(line.worker_counts), kind="nw"),
-            ui.cell("Drained in", _shown(line.empty_in), kind="nw"),
+            ui.cell("Waiting", _count(name, facts.waiting, JobState.WAITING, parts), kind="n"),
+            ui.cell("Oldest", ui.since(facts.waiting_since), kind="nw"),
+            ui.cell("Active", _count(name, counts[JobState.ACTIVE], JobState.ACTIVE), kind="n"),
+            ui.cell("Delayed", _count(name, counts[JobState.DELAYED], JobState.DELAYED), kind="n"),
+            ui.cell("Failed", _count(name, counts[JobState.FAILED], JobState.FAILED), kind="n"),
+            ui.cell("In/s", ui.rate(facts.arrivals), kind="n"),
+            ui.cell("Out/s", ui.rate(facts.out), kind="n"),
+            ui.cell("Last hour", _hour(facts.completed, facts.failed)),
+            ui.cell("Workers", _workers(state), kind="nw"),
+            ui.cell("Drained in", _empty_in(state), kind="nw"),
             id=f"queue-{name}",
         )
     )
@@ -323,36 +266,33 @@ def _hour(completed: Throughput, failed: Throughput) -> h.Node:
     )
 
 
-def _shown(said: tuple[str, str | None]) -> h.Node:
-    words, look = said
-    return words if look is None else h.span(words, class_=look)
-
-
-def _describe_workers(state: QueueState) -> tuple[str, str | None]:
+def _workers(state: QueueState) -> h.Node:
+    """Return the numbers of connected workers."""
     facts = state.facts
     if facts.workers:
         words = [
             f"{facts.python_workers} Python" if facts.python_workers else "",
             f"{facts.other_workers} Node" if facts.other_workers else "",
         ]
-        return ", ".join(word for word in words if word), None
+        return ", ".join(word for word in words if word)
     if facts.connected is None:
-        return "unknown", "quiet"
-    return "none", "bad" if facts.waiting else "quiet"
+        return h.span("unknown", class_="quiet")
+    return h.span("none", class_="bad" if facts.waiting else "quiet")
 
 
-def _empty_in(state: QueueState, out: float | None) -> tuple[str, str | None]:
+def _empty_in(state: QueueState) -> h.Node:
+    """Return the estimated time until no job waits."""
     facts = state.facts
     if facts.paused and facts.waiting:
-        return "paused", None
+        return "paused"
     if facts.is_stuck:
-        return "never", "warn"
+        return h.span("never", class_="warn")
     left = facts.seconds_left
     if left is None:
-        return "–", None
+        return "–"
     if isinf(left):
-        return "growing" if out else "never", "warn"
-    return "now" if left == 0 else ui.duration(left), None
+        return h.span("growing" if facts.out else "never", class_="warn")
+    return "now" if left == 0 else ui.duration(left)
 
 
 HEALTH_SIGNS: Final[dict[Health, tuple[str, str]]] = {

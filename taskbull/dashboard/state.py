@@ -20,14 +20,13 @@ from taskbull.dashboard.charts import Backlog
 from taskbull.dashboard.forms import Notice
 from taskbull.dashboard.html import Element, Rendered, prerender
 from taskbull.dashboard.messages import Refused
-from taskbull.dashboard.queue_line import DashboardSampler, QueueLine, QueueState
+from taskbull.dashboard.queue_line import DashboardSampler, QueueState
 from taskbull.errors import TaskbullError
 from taskbull.monitor.overview import Overview
 from taskbull.monitor.server import Server
 from taskbull.queue.failures import Failures
 
 T = TypeVar("T")
-L = TypeVar("L")
 
 _FRESH: Final = 1.0
 """Lifetime of a cached read, in seconds."""
@@ -132,32 +131,25 @@ class LiveFrames:
             return found
 
 
-class RenderedRows(Generic[T, L]):
+class RenderedRows(Generic[T]):
     """A cache of rendered table rows, for immutable items.
 
-    A row is drawn again only if its item is a different object. `prerender` gets the previous line
-    and drawing, so that it can reuse them.
+    A row is drawn again only if its item is a different object.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[T, L, Rendered]] = {}
+        self._kept: dict[str, tuple[T, Rendered]] = {}
 
-    def of(
-        self,
-        things: Mapping[str, T],
-        line_of: Callable[[T], L],
-        prerender: Callable[[L, tuple[L, Rendered] | None], Rendered],
-    ) -> dict[str, Rendered]:
+    def of(self, things: Mapping[str, T], draw: Callable[[T], Rendered]) -> dict[str, Rendered]:
         """Return the rows of the items by name, and cache them for the next call."""
-        rows: dict[str, tuple[T, L, Rendered]] = {}
+        rows: dict[str, tuple[T, Rendered]] = {}
         for name, thing in things.items():
             known = self._kept.get(name)
             if known is None or known[0] is not thing:
-                line = line_of(thing)
-                known = (thing, line, prerender(line, None if known is None else known[1:]))
+                known = thing, draw(thing)
             rows[name] = known
         self._kept = rows
-        return {name: rendered for name, (_, _, rendered) in rows.items()}
+        return {name: rendered for name, (_, rendered) in rows.items()}
 
 
 class RateLimiter:
@@ -235,7 +227,7 @@ class DashboardState:
         """All queues as of the last request for metrics."""
         self.throttle = RateLimiter()
         self.live = LiveFrames()
-        self.queue_rows = RenderedRows[QueueState, QueueLine]()
+        self.queue_rows = RenderedRows[QueueState]()
         self.notices = OneTimeStore[Notice](1000, 600.0)
         self.failures: dict[str, Failures] = {}
         """Last summary of failed jobs per queue. The next read continues from it."""

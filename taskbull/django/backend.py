@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
-import re
 import sys
 import threading
 import time
@@ -34,7 +32,7 @@ from taskbull.app.task import Task as TaskbullTask
 from taskbull.core.job import Job
 from taskbull.core.keys import JobState, check_queue_name, job_ref, read_ref
 from taskbull.core.outcome import Failure, leave_out_our_frames, stack_of
-from taskbull.core.payload import model_advice
+from taskbull.core.payload import model_advice, with_text_keys
 from taskbull.core.validation import instant_from_ms
 from taskbull.django.connections import defer, entry_rule, on_asyncio
 from taskbull.worker.running_job import RunningJob, current_job
@@ -178,6 +176,8 @@ class TaskbullBackend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
+        for name in ("args", "kwargs"):
+            object.__setattr__(result, name, with_text_keys(getattr(result, name), name))
         producer = self.app.producer
         spec = producer.prepared(self._spec(task, job_id, result))
 
@@ -307,7 +307,7 @@ class TasksApp(App):
             result = _running_result(alias, task, job)
             task_started.send_robust(TaskbullBackend, task_result=result)
             try:
-                return normalize_json(task.func(*_arguments(task, result, args), **kwargs or {}))
+                return _json(task.func(*_arguments(task, result, args), **kwargs or {}))
             except BaseException as error:
                 if (data := _with_attempt(job, error)) is not None:
                     job.update_data(data)
@@ -318,8 +318,7 @@ class TasksApp(App):
             result = _running_result(alias, task, job)
             await in_thread(partial(task_started.send_robust, TaskbullBackend, task_result=result))
             try:
-                value = await task.func(*_arguments(task, result, args), **kwargs or {})
-                return normalize_json(value)
+                return _json(await task.func(*_arguments(task, result, args), **kwargs or {}))
             except (Exception, SystemExit, KeyboardInterrupt) as error:  # But no cancellation.
                 if (data := _with_attempt(job, error)) is not None:
                     await job.aupdate_data(data)
@@ -361,6 +360,11 @@ def _arguments(task: AnyTask, result: AnyResult, args: Args) -> Iterator[Any]:
     if task.takes_context:
         yield TaskContext(task_result=result)
     yield from args or ()
+
+
+def _json(value: object) -> Any:
+    """Return a result as JSON types. Numbers as keys become strings, as in `json.dumps`."""
+    return with_text_keys(normalize_json(value), "result")
 
 
 def _finished(result: AnyResult) -> None:
@@ -422,7 +426,9 @@ def _result_of(
 ) -> AnyResult:
     data, records = _data(job), _records(job)
     queue = str(data.get("queue") or task.queue_name)
-    task_errors = [_recorded_error(each) for each in records]
+    task_errors = [
+        _task_error(str(each["error"]), str(each.get("traceback", ""))) for each in records
+    ]
     workers = [str(each.get("worker")) for each in records]
     started = [each.get("started_ms") for each in records]
     is_recorded = bool(records) and started[-1] == job.processed_ms
@@ -430,11 +436,10 @@ def _result_of(
         started.append(job.processed_ms)
         workers.append(job.processed_by or "")
     if failure is not None and not is_recorded:
-        task_errors.append(
-            TaskError(exception_class_path=_path(type(failure.error)), traceback=failure.stack)
-        )
+        task_errors.append(_stored_error(failure.reason, failure.stack))
     elif status is TaskResultStatus.FAILED and not is_recorded:
-        task_errors.append(_stored_error(job))
+        reason = job.failed_reason or ""
+        task_errors.append(_stored_error(reason, (job.stacktrace or [reason])[-1] or reason))
     result = TaskResult(
         task=_as_enqueued(alias, task, queue, job),
         id=job_ref(queue, job.id),
@@ -465,31 +470,35 @@ def _as_enqueued(alias: str, task: AnyTask, queue: str, job: Job) -> AnyTask:
     return made
 
 
-def _recorded_error(record: Mapping[str, Any]) -> TaskError:
-    return TaskError(
-        exception_class_path=_loaded_error(str(record["error"])),
-        traceback=str(record.get("traceback", "")),
-    )
-
-
-def _stored_error(job: Job) -> TaskError:
+def _stored_error(reason: str, stack: str) -> TaskError:
     """Return the error of a job that a worker failed without running it to its end."""
-    reason = job.failed_reason or ""
-    stack = (job.stacktrace or [reason])[-1] or reason
-    name = ""
-    for line in stack.splitlines():  # After the indented frames come the class and its message.
-        if line.startswith((" ", "The above exception", "During handling of")):
-            name = ""
-        elif not name and (match := _CLASS.match(line)):
-            name = match[1]
-    if "." not in name:
-        known = getattr(builtins, name, None)
-        is_error = isinstance(known, type) and issubclass(known, BaseException)
-        name = _path(cast("type", known) if is_error else errors.JobFailed)
-    return TaskError(exception_class_path=_loaded_error(name), traceback=f"{stack}\n")
+    name = errors.JobFailed("", "", reason, [stack]).error_type or ""
+    return _task_error(name if "." in name else f"builtins.{name}", f"{stack}\n")
 
 
-_CLASS = re.compile(r"([A-Za-z_][\w.<>]*)(?:: |$)")
+def _task_error(path: str, stack: str) -> TaskError:
+    """Return an error with the path of its class, or of `JobFailed` if it is not loaded.
+
+    Django imports the module that an error names, and others may have written the path.
+    """
+    if _loaded_error(path) is None:
+        path = _path(errors.JobFailed)
+    is_nested = path.rpartition(".")[0] not in sys.modules
+    return (_NestedError if is_nested else TaskError)(exception_class_path=path, traceback=stack)
+
+
+class _NestedError(TaskError):
+    """An error whose class is in another class, such as `Order.DoesNotExist`.
+
+    Django can import only the attributes of modules.
+    """
+
+    __slots__ = ()
+
+    @property
+    def exception_class(self) -> type[BaseException]:
+        """The class of the exception."""
+        return _loaded_error(self.exception_class_path) or errors.JobFailed
 
 
 def _task_of(path: str) -> AnyTask | None:
@@ -512,15 +521,17 @@ def _task_modules() -> set[str]:
     return {f"{config.name}.tasks" for config in apps.get_app_configs()}
 
 
-def _loaded_error(path: str) -> str:
-    """Return the path of an exception class, or `JobFailed` if no imported module has it.
-
-    Django imports the module that an error names, and others may have written the path.
-    """
+def _loaded_error(path: str) -> type[BaseException] | None:
+    """Return the exception class at a path, or None if no imported module has it."""
     module, _, name = path.rpartition(".")
-    known = getattr(sys.modules.get(module), name, None)
-    is_error = isinstance(known, type) and issubclass(known, BaseException)
-    return path if is_error else _path(errors.JobFailed)
+    inner: list[str] = []
+    while module and module not in sys.modules:
+        inner.insert(0, name)
+        module, _, name = module.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    for each in inner:
+        found = vars(found).get(each) if isinstance(found, type) else None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 def _as_task(value: object) -> AnyTask | None:

@@ -22,14 +22,7 @@ from taskbull.core.schedule import Schedule, runs_before
 from taskbull.core.search import Terms
 from taskbull.core.steps import JobStep, StepPreview
 from taskbull.core.validation import check_int, check_text, instant_to_ms, refusal
-from taskbull.core.wire.job import (
-    LINE_FIELDS,
-    RUN_TIME_FIELDS,
-    WHOLE_FIELDS,
-    WIRE_NAMES,
-    confirmed,
-    wanted,
-)
+from taskbull.core.wire import job as wire
 from taskbull.core.worker_record import JobHistory, WorkerRecord
 from taskbull.errors import JobNotFound, ServerRefused, TaskbullError
 from taskbull.monitor.search import all_queues, plain_name
@@ -74,23 +67,19 @@ from taskbull.scripts.streams import StreamPreview, preview_items
 from taskbull.store.address import Endpoint, Namespace
 
 __all__ = [
-    "FIELDS",
     "START",
     "After",
     "ConnectedWorker",
     "CountedError",
     "FieldPreview",
     "HiddenError",
-    "HiddenErrorReads",
     "HiddenErrors",
     "JobDetails",
     "JobHistory",
-    "JobReads",
     "JobRow",
     "JobRows",
     "Logs",
     "QueueSample",
-    "ScheduleReads",
     "ScheduledRun",
     "SearchStep",
     "StreamPreview",
@@ -104,65 +93,10 @@ __all__ = [
 _ITEMS = 20
 """Number of items of a stream that are shown by default."""
 
-FIELDS = tuple(WIRE_NAMES)
-"""Fields of a job that may have any length."""
-
-
-class JobReads:
-    """Methods that read parts of one job."""
-
-    namespace: Namespace
-
-    @server_operation
-    def preview_field(
-        self, queue: str, job_id: str, field: str, *, most: int = 16_384, end: bool = False
-    ) -> AnySteps[FieldPreview]:
-        """Read the first or last bytes of a job's field, with one call of two commands.
-
-        For fields above 4 MB, only the size is returned, because Redis would have to copy the whole
-        field.
-        """
-        check_int("most", most, least=1, most=65_536)
-        keys = self.namespace.keys(queue)
-        return ask(read.preview_field(keys, check_text("job_id", job_id), _field(field), most,
-                                         end=end))  # fmt: skip
-
-    @server_operation
-    def get_field(self, queue: str, job_id: str, field: str) -> AnySteps[bytes | None]:
-        """Read the raw value of a job's field, of any size, or None if it does not exist."""
-        keys = self.namespace.keys(queue)
-        return ask(read.get_field(keys, check_text("job_id", job_id), _field(field)))
-
-    @server_operation
-    def newest_log(self, queue: str, job_id: str, most: int = 200) -> AnySteps[Logs]:
-        """Read the newest lines of a job's log, up to 256 kB, with one command per line."""
-        check_int("most", most, least=1, most=1000)
-        return ask(read.get_newest_logs(self.namespace.keys(queue), job_id, most))
-
-    @server_operation
-    def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> AnySteps[list[bytes]]:
-        """Read all lines of a job's log, with one command per 100 lines.
-
-        Reading stops once the lines exceed `most_bytes`.
-        """
-        keys, lines, length = self.namespace.keys(queue), list[bytes](), 0
-        while True:
-            some = yield from ask(read.get_log_lines(keys, job_id, len(lines)))
-            lines += some
-            length += sum(map(len, some))
-            if len(some) < LOG_PIECE or length > most_bytes:
-                return lines
-
-    @server_operation
-    def history(self, queue: str, job_id: str) -> AnySteps[JobHistory]:
-        """Read a job's history from the newest 1,000 events, with one call of ~100 commands."""
-        keys = self.namespace.keys(queue)
-        return ask(read.find_events(keys, check_text("job_id", job_id)))
-
 
 def _field(name: str) -> str:
-    if name not in WIRE_NAMES:
-        raise refusal("field", f"be one of {', '.join(WIRE_NAMES)}", name)
+    if name not in wire.WIRE_NAMES:
+        raise refusal("field", f"be one of {', '.join(wire.WIRE_NAMES)}", name)
     return name
 
 
@@ -275,7 +209,7 @@ class ServerReads:
         check_int("limit", limit, least=1)
         wanted_state = _state(state)
         start, bound = _bounds(wanted_state, after, terms)
-        keys, fields = self.namespace.keys(queue), None if whole else LINE_FIELDS
+        keys, fields = self.namespace.keys(queue), None if whole else wire.LINE_FIELDS
         return self._jobs(keys, wanted_state, start, limit, fields, bound)
 
     @server_operation
@@ -286,7 +220,7 @@ class ServerReads:
         """
         check_int("most", most, least=1)
         keys = self.namespace.keys(queue)
-        page = yield from self._jobs(keys, JobState.ACTIVE, START, most, RUN_TIME_FIELDS)
+        page = yield from self._jobs(keys, JobState.ACTIVE, START, most, wire.RUN_TIME_FIELDS)
         return page.rows
 
     @server_operation
@@ -297,7 +231,7 @@ class ServerReads:
         if the position is a guess. Fields of more than 64 kB are left out, unless `whole` is True:
         then the log is read as well. Raises `JobNotFound` if the job does not exist.
         """
-        found = yield from self._inspect(queue, job_id, None if whole else WHOLE_FIELDS)
+        found = yield from self._inspect(queue, job_id, None if whole else wire.WHOLE_FIELDS)
         if found is None:
             raise JobNotFound(queue, job_id)
         if not whole:
@@ -346,13 +280,15 @@ class ServerReads:
         wanted_state = _state(state)
         start, bound = _bounds(wanted_state, after, terms)
         keys = self.namespace.keys(queue)
-        call = browse.search_jobs(keys, wanted_state, wanted(terms), start, bound=bound)
+        call = browse.search_jobs(keys, wanted_state, wire.wanted(terms), start, bound=bound)
         found = yield from ask(call)
         rows = found.rows
         if rows and (terms.paths or (terms.texts and mask is not None)):
             calls = [read.get_field(keys, row.job.id, "data") for row in rows]
             data = yield from ask_together(calls)
-            rows = [row for row, raw in zip(rows, data, strict=True) if confirmed(terms, raw, mask)]
+            rows = [
+                row for row, raw in zip(rows, data, strict=True) if wire.confirmed(terms, raw, mask)
+            ]
         return replace(found, rows=self._with_attempts(rows))
 
     @server_operation
@@ -480,7 +416,7 @@ class ServerReads:
         return found
 
     def _inspect(
-        self, queue: str, job_id: str, fields: Mapping[str, int] | None = WHOLE_FIELDS
+        self, queue: str, job_id: str, fields: Mapping[str, int] | None = wire.WHOLE_FIELDS
     ) -> AnySteps[JobDetails | None]:
         if check_text("job_id", job_id) in RESERVED_IDS:
             return None
@@ -493,82 +429,55 @@ class ServerReads:
     def _with_attempts(self, rows: Iterable[JobRow]) -> list[JobRow]:
         return [replace(row, attempts=self._attempts_of(row.job)) for row in rows]
 
+    # Parts of one job: large fields, its log, its earlier attempts
 
-def _steps(keys: QueueKeys, job_id: str) -> AnySteps[list[JobStep]]:
-    """Return the steps of a job with their results, or nothing if their key has another type."""
-    try:
-        return (yield from ask(read_steps(keys, job_id)))
-    except ServerRefused as error:
-        if error.code != "WRONGTYPE":
-            raise
-        return []
+    @server_operation
+    def preview_field(
+        self, queue: str, job_id: str, field: str, *, most: int = 16_384, end: bool = False
+    ) -> AnySteps[FieldPreview]:
+        """Read the first or last bytes of a job's field, with one call of two commands.
 
+        For fields above 4 MB, only the size is returned, because Redis would have to copy the whole
+        field.
+        """
+        check_int("most", most, least=1, most=65_536)
+        keys = self.namespace.keys(queue)
+        return ask(read.preview_field(keys, check_text("job_id", job_id), _field(field), most,
+                                         end=end))  # fmt: skip
 
-def _state(state: JobState | str) -> JobState:
-    if state not in set(STATES):
-        raise refusal("state", f"be one of {', '.join(STATES)}", state)
-    return JobState(state)
+    @server_operation
+    def get_field(self, queue: str, job_id: str, field: str) -> AnySteps[bytes | None]:
+        """Read the raw value of a job's field, of any size, or None if it does not exist."""
+        keys = self.namespace.keys(queue)
+        return ask(read.get_field(keys, check_text("job_id", job_id), _field(field)))
 
+    @server_operation
+    def newest_log(self, queue: str, job_id: str, most: int = 200) -> AnySteps[Logs]:
+        """Read the newest lines of a job's log, up to 256 kB, with one command per line."""
+        check_int("most", most, least=1, most=1000)
+        return ask(read.get_newest_logs(self.namespace.keys(queue), job_id, most))
 
-def _bounds(state: JobState, after: After, terms: Terms | None) -> tuple[After, float | None]:
-    """Return the start cursor and the final score for the time range in `terms`."""
-    if terms is None or state not in _TIMED:
-        return after, None
-    first, last = terms.before, terms.after  # The newest jobs come first.
-    if state is JobState.DELAYED:
-        low = None if last is None else delay_score_range(instant_to_ms(last))[0] - 1
-        high = None if first is None else delay_score_range(instant_to_ms(first))[1]
-        begin = after if after != START or low is None else After(score=str(low), id="\uffff")
-        return begin, high
-    begin = after
-    if after == START and first is not None:
-        begin = After(score=str(instant_to_ms(first)), id="\uffff")
-    return begin, None if last is None else instant_to_ms(last)
+    @server_operation
+    def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> AnySteps[list[bytes]]:
+        """Read all lines of a job's log, with one command per 100 lines.
 
+        Reading stops once the lines exceed `most_bytes`.
+        """
+        keys, lines, length = self.namespace.keys(queue), list[bytes](), 0
+        while True:
+            some = yield from ask(read.get_log_lines(keys, job_id, len(lines)))
+            lines += some
+            length += sum(map(len, some))
+            if len(some) < LOG_PIECE or length > most_bytes:
+                return lines
 
-_TIMED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.DELAYED})
+    @server_operation
+    def history(self, queue: str, job_id: str) -> AnySteps[JobHistory]:
+        """Read a job's history from the newest 1,000 events, with one call of ~100 commands."""
+        keys = self.namespace.keys(queue)
+        return ask(read.find_events(keys, check_text("job_id", job_id)))
 
-
-# Server methods for errors hidden by retries. The job may still succeed in a later attempt.
-
-
-_LOOKED_AT: Final[Mapping[JobState, int]] = {
-    JobState.DELAYED: 500,  # Most jobs wait here for their next attempt.
-    JobState.ACTIVE: 100,
-    JobState.WAITING: 100,
-    JobState.PRIORITIZED: 100,
-    JobState.PAUSED: 100,
-}
-"""Number of jobs to check in each state, starting with the next to run."""
-
-
-class HiddenError(Struct, frozen=True):
-    """Failed attempts with the same error, of jobs that have not failed permanently."""
-
-    fingerprint: str
-    task: str
-    error: str
-    jobs: int
-    """Number of checked jobs whose last failure was this error."""
-    counted: int
-    """Number of attempts with this error that taskbull workers counted in the last hour or two."""
-    newest: str
-    """Id of one such job, or empty if the error is known only from the counts."""
-
-
-class HiddenErrors(Struct, frozen=True):
-    """The errors of attempts that failed and are retried."""
-
-    errors: list[HiddenError]
-    """Errors, the most frequent first."""
-    examined: int
-    """Number of unfinished jobs that were checked."""
-
-
-class HiddenErrorReads:
-    """Methods that read failed attempts that are retried, by any worker."""
-
-    namespace: Namespace
+    # Errors of attempts that are retried
 
     @server_operation
     def retried(self, queue: str) -> AnySteps[HiddenErrors]:
@@ -623,18 +532,7 @@ class HiddenErrorReads:
             found[each.fingerprint] = replace(each, count=each.count + before)
         return found
 
-
-# Server methods that find the last runs of schedules.
-
-
-_EARLIER: Final = 2
-"""Number of earlier runs to look for. A run may have been skipped while no worker was running."""
-
-
-class ScheduleReads:
-    """Methods that read the runs of schedules."""
-
-    namespace: Namespace
+    # Schedules
 
     @server_operation
     def last_runs(self, schedules: Sequence[Schedule]) -> AnySteps[list[ScheduledRun | None]]:
@@ -648,6 +546,84 @@ class ScheduleReads:
         ]
         found = yield from ask_each(calls)
         return [None if isinstance(each, TaskbullError) else each for each in found]
+
+
+def _steps(keys: QueueKeys, job_id: str) -> AnySteps[list[JobStep]]:
+    """Return the steps of a job with their results, or nothing if their key has another type."""
+    try:
+        return (yield from ask(read_steps(keys, job_id)))
+    except ServerRefused as error:
+        if error.code != "WRONGTYPE":
+            raise
+        return []
+
+
+def _state(state: JobState | str) -> JobState:
+    if state not in set(STATES):
+        raise refusal("state", f"be one of {', '.join(STATES)}", state)
+    return JobState(state)
+
+
+def _bounds(state: JobState, after: After, terms: Terms | None) -> tuple[After, float | None]:
+    """Return the start cursor and the final score for the time range in `terms`."""
+    if terms is None or state not in _TIMED:
+        return after, None
+    first, last = terms.before, terms.after  # The newest jobs come first.
+    if state is JobState.DELAYED:
+        low = None if last is None else delay_score_range(instant_to_ms(last))[0] - 1
+        high = None if first is None else delay_score_range(instant_to_ms(first))[1]
+        begin = after if after != START or low is None else After(score=str(low), id="\uffff")
+        return begin, high
+    begin = after
+    if after == START and first is not None:
+        begin = After(score=str(instant_to_ms(first)), id="\uffff")
+    return begin, None if last is None else instant_to_ms(last)
+
+
+_TIMED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.DELAYED})
+
+
+# Errors hidden by retries. The job may still succeed in a later attempt.
+
+
+_LOOKED_AT: Final[Mapping[JobState, int]] = {
+    JobState.DELAYED: 500,  # Most jobs wait here for their next attempt.
+    JobState.ACTIVE: 100,
+    JobState.WAITING: 100,
+    JobState.PRIORITIZED: 100,
+    JobState.PAUSED: 100,
+}
+"""Number of jobs to check in each state, starting with the next to run."""
+
+
+class HiddenError(Struct, frozen=True):
+    """Failed attempts with the same error, of jobs that have not failed permanently."""
+
+    fingerprint: str
+    task: str
+    error: str
+    jobs: int
+    """Number of checked jobs whose last failure was this error."""
+    counted: int
+    """Number of attempts with this error that taskbull workers counted in the last hour or two."""
+    newest: str
+    """Id of one such job, or empty if the error is known only from the counts."""
+
+
+class HiddenErrors(Struct, frozen=True):
+    """The errors of attempts that failed and are retried."""
+
+    errors: list[HiddenError]
+    """Errors, the most frequent first."""
+    examined: int
+    """Number of unfinished jobs that were checked."""
+
+
+# The last runs of schedules.
+
+
+_EARLIER: Final = 2
+"""Number of earlier runs to look for. A run may have been skipped while no worker was running."""
 
 
 def _due_before(schedule: Schedule) -> list[int]:

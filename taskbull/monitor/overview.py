@@ -36,7 +36,7 @@ from taskbull.monitor.browse import JobRows, Workers
 from taskbull.monitor.inspect import (
     FAILURES,
     QueueWatch,
-    ServerExplanations,
+    ServerOperations,
     count_ends,
     next_delayed,
     oldest_running,
@@ -56,7 +56,6 @@ from taskbull.scripts import browse, records
 from taskbull.scripts.browse import After, SlowCall
 from taskbull.scripts.call import AnySteps
 from taskbull.scripts.groups import MOST_GROUPS, count_group_jobs
-from taskbull.store.address import Namespace
 
 __all__ = ["Overview", "ServerOverview", "SlowCall", "all_trouble"]
 
@@ -99,54 +98,6 @@ class Activity(Struct, frozen=True):
     completed_from: Source | None
     """Source of the counts of completed jobs, or `None` if they are not recorded."""
     failed_from: Source | None
-
-
-class ActivityReads:
-    """Methods that read the activity of a queue."""
-
-    namespace: Namespace
-
-    @server_operation
-    def activity(self, queue: str, over: Range) -> AnySteps[Activity]:
-        """Read the activity of a queue over the last hour or day.
-
-        It sends two calls for the counts, and one per period for the times of up to 9 jobs each.
-        The cost does not depend on the number of jobs.
-        """
-        keys = self.namespace.keys(queue)
-        minutes, number = STEPS[over]
-        step_ms = minutes * MINUTE_MS
-        now_ms = int(time.time() * 1000)
-        newest_ms = now_ms // step_ms * step_ms
-        sample = yield from ask(browse.survey_queue(keys, minutes * number))
-        ends = yield from ask(browse.count_ends(keys, newest_ms, number, step_ms))
-        starts = [newest_ms - place * step_ms for place in range(number)]
-        pages: list[JobRows] = yield from ask_together(
-            [
-                browse.list_jobs(
-                    keys,
-                    JobState.COMPLETED,
-                    After(score=str(start + step_ms - 1), id="\uffff"),
-                    _PAGE,
-                    fields=TIMES_FIELDS,
-                    bound=start,
-                )
-                for start in starts
-            ]
-        )
-        completed = better_counts(
-            _by_period(sample.completed, now_ms, starts, step_ms),
-            _known(ends.completed, ends.completed_since_ms, starts),
-        )
-        failed = better_counts(
-            _by_period(sample.failed, now_ms, starts, step_ms),
-            _known(ends.failed, ends.failed_since_ms, starts),
-        )
-        periods = [
-            _period(*each)
-            for each in zip(starts, completed.minutes, failed.minutes, pages, strict=True)
-        ]
-        return Activity(minutes, periods[::-1], completed.source, failed.source)
 
 
 def _by_period(
@@ -310,10 +261,8 @@ def all_trouble(facts: Iterable[QueueFacts]) -> list[Trouble]:
     return [one for one in found if shared.get(one.text, one) is one]
 
 
-class ServerOverview(ServerExplanations):
-    """Methods that update an overview of all queues."""
-
-    _known: frozenset[str]
+class ServerOverview(ServerOperations):
+    """Methods that update an overview of all queues, and read the activity of one."""
 
     @server_operation
     def watch(self, overview: Overview, wanted: Collection[str] = ()) -> AnySteps[None]:
@@ -440,6 +389,48 @@ class ServerOverview(ServerExplanations):
         for watch in some:
             page = delayed.get(watch.name)
             watch.delayed(page.rows if isinstance(page, JobRows) else ())
+
+    @server_operation
+    def activity(self, queue: str, over: Range) -> AnySteps[Activity]:
+        """Read the activity of a queue over the last hour or day.
+
+        It sends two calls for the counts, and one per period for the times of up to 9 jobs each.
+        The cost does not depend on the number of jobs.
+        """
+        keys = self.namespace.keys(queue)
+        minutes, number = STEPS[over]
+        step_ms = minutes * MINUTE_MS
+        now_ms = int(time.time() * 1000)
+        newest_ms = now_ms // step_ms * step_ms
+        sample = yield from ask(browse.survey_queue(keys, minutes * number))
+        ends = yield from ask(browse.count_ends(keys, newest_ms, number, step_ms))
+        starts = [newest_ms - place * step_ms for place in range(number)]
+        pages: list[JobRows] = yield from ask_together(
+            [
+                browse.list_jobs(
+                    keys,
+                    JobState.COMPLETED,
+                    After(score=str(start + step_ms - 1), id="\uffff"),
+                    _PAGE,
+                    fields=TIMES_FIELDS,
+                    bound=start,
+                )
+                for start in starts
+            ]
+        )
+        completed = better_counts(
+            _by_period(sample.completed, now_ms, starts, step_ms),
+            _known(ends.completed, ends.completed_since_ms, starts),
+        )
+        failed = better_counts(
+            _by_period(sample.failed, now_ms, starts, step_ms),
+            _known(ends.failed, ends.failed_since_ms, starts),
+        )
+        periods = [
+            _period(*each)
+            for each in zip(starts, completed.minutes, failed.minutes, pages, strict=True)
+        ]
+        return Activity(minutes, periods[::-1], completed.source, failed.source)
 
 
 def _batches(watches: Sequence[QueueWatch]) -> Iterable[Sequence[QueueWatch]]:

@@ -17,20 +17,11 @@ from taskbull.core.wire.job import QueueEvent
 from taskbull.core.worker_record import WorkerRecord
 from taskbull.errors import ConfigurationError, ServerRefused, TaskbullError, WorkerNotFound
 from taskbull.monitor.audit import BoardOperations
-from taskbull.monitor.browse import HiddenErrorReads, JobReads, ScheduleReads
-from taskbull.monitor.inspect import Node, ServerOperations
-from taskbull.monitor.overview import ActivityReads, ServerOverview
+from taskbull.monitor.inspect import Node
+from taskbull.monitor.overview import ServerOverview
+from taskbull.queue import questions
 from taskbull.queue.handle import CALL_TIMEOUT
-from taskbull.queue.questions import (
-    Awaited,
-    Blocking,
-    Outages,
-    Rights,
-    repeat_calls,
-    server_operation,
-    with_rules,
-)
-from taskbull.queue.queue import Queue, SyncQueue
+from taskbull.queue.queue import AnyQueue, Queue, SyncQueue
 from taskbull.queue.stores import Stores
 from taskbull.queue.streams import Cursor, follow
 from taskbull.scripts.browse import escape_pattern
@@ -70,19 +61,12 @@ def _read_stack(queue: str, job_id: str, raw: bytes) -> JobStack:
 
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=AnyQueue)
 
 __all__ = ["AnyServer", "Namespace", "Node", "Where"]
 
 
-class AnyServer(
-    ServerOperations,
-    ServerOverview,
-    JobReads,
-    HiddenErrorReads,
-    ActivityReads,
-    ScheduleReads,
-    BoardOperations,
-):
+class AnyServer(ServerOverview, BoardOperations):
     """All queues under one prefix of a Redis server, Sentinel or Cluster, from any producer.
 
     Most calls read a bounded amount of data. If Redis is unavailable, a call fails within
@@ -113,8 +97,8 @@ class AnyServer(
         self.namespace = Namespace(self._stores.address, prefix, hash_tag)
         self._known = frozenset(queues)
         self._attempts_of = attempts_of
-        self._rights = Rights()
-        self._outages = Outages()
+        self._rights = questions.Rights()
+        self._outages = questions.Outages()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}, prefix {self.prefix}>"
@@ -145,7 +129,17 @@ class AnyServer(
         """The glob pattern for the keys that all queues share, such as the list of queues."""
         return f"{escape_pattern(self.namespace.prefix)}::tb:*"
 
-    @server_operation
+    def _queue(self, kind: type[Q], name: str) -> Q:
+        where, limit = self.namespace, self._call_timeout
+        return kind(
+            name,
+            redis=self._stores,
+            prefix=where.prefix,
+            hash_tag=where.hash_tag,
+            call_timeout=limit,
+        )
+
+    @questions.server_operation
     def quiet_worker(self, worker_id: str) -> AnySteps[WorkerRecord]:
         """Ask a taskbull worker to stop fetching jobs. Its running jobs continue.
 
@@ -166,7 +160,7 @@ class AnyServer(
         """
         return self._set_quiet(worker_id, is_quiet=True)
 
-    @server_operation
+    @questions.server_operation
     def resume_worker(self, worker_id: str) -> AnySteps[WorkerRecord]:
         """Ask a worker to fetch jobs again after `quiet_worker`.
 
@@ -197,34 +191,28 @@ class AnyServer(
             raise WorkerNotFound(worker_id)
         return asked
 
-    @server_operation
+    @questions.server_operation
     def _request_stack(self, queue: str, job_id: str) -> AnySteps[str]:
         return request_stack(self.namespace.keys(queue), job_id, uuid4().hex)
 
-    @server_operation
+    @questions.server_operation
     def _read_stack(self, reply_to: str) -> AnySteps[bytes | None]:
         return again(read_stack(reply_to))
 
     def _with_rules(self, operation: AnySteps[T]) -> AnySteps[T]:
         skip, fall_back = self._outages.skip_lost_nodes, self._rights.fall_back_to_reading
-        return with_rules(operation, skip, fall_back, repeat_calls)
+        return questions.with_rules(operation, skip, fall_back, questions.repeat_calls)
 
 
 # The async server.
 
 
-class Server(AnyServer, Awaited):
+class Server(AnyServer, questions.Awaited):
     """All queues of a Redis server, for asyncio and trio: every operation is awaited."""
 
     def queue(self, name: str) -> Queue:
         """Return a queue to add or change jobs. This sends nothing to Redis."""
-        return Queue(
-            name,
-            redis=self._stores,
-            prefix=self.namespace.prefix,
-            hash_tag=self.namespace.hash_tag,
-            call_timeout=self._call_timeout,
-        )
+        return self._queue(Queue, name)
 
     async def stack(self, queue: str, job_id: str, *, timeout: float = STACK_TIMEOUT) -> JobStack:
         """Return the stack of a running job. See `SyncServer.stack`."""
@@ -245,18 +233,12 @@ class Server(AnyServer, Awaited):
 # The sync server.
 
 
-class SyncServer(AnyServer, Blocking):
+class SyncServer(AnyServer, questions.Blocking):
     """All queues of a Redis server, for code without an event loop: operations block."""
 
     def queue(self, name: str) -> SyncQueue:
         """Return a queue to add or change jobs. This sends nothing to Redis."""
-        return SyncQueue(
-            name,
-            redis=self._stores,
-            prefix=self.namespace.prefix,
-            hash_tag=self.namespace.hash_tag,
-            call_timeout=self._call_timeout,
-        )
+        return self._queue(SyncQueue, name)
 
     def follow_items(self, queue: str, job_id: str) -> Iterator[list[Entry]]:
         """Yield the entries of a job's stream until the job has ended. See `JobHandle.stream`."""

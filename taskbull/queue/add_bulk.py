@@ -51,7 +51,6 @@ from taskbull.scripts.add import (
 from taskbull.scripts.call import AnySteps, Call, Finish, Pending, Separate, Start, Steps
 from taskbull.store.cluster import check_slots
 from taskbull.store.protocol import Deadline
-from taskbull.store.sync_store import SyncStore
 
 if TYPE_CHECKING:
     from taskbull.observability.tracing import Sending, Tracer
@@ -634,29 +633,25 @@ def first_handle(entry: Entry, sequence: CallSequence, added: list[Added]) -> Jo
 
 def add_at_once(entry: Entry, timeout: float | None) -> JobHandle[Any]:
     """Add one job from code without an event loop."""
-    store = entry.client.stores.sync_store()
+    client = entry.client
+    store = client.stores.sync_store()
     job = encode_job(entry.job, int(time() * 1000))
     try:
-        if current_tracer() is None and (added := _add_plainly(store, entry, job, timeout)):
-            return added
-        return store.run(add_one(entry, job), timeout=timeout)
+        if current_tracer() is not None:
+            return store.run(add_one(entry, job), timeout=timeout)
+        sequence, call = first_call(client, job)
+        limit = Deadline(timeout, monotonic)
+        try:
+            added = store.run_within(call, limit)
+        except TaskbullError as error:
+            return store.go_on(add_one(entry, job, sequence), limit, error)
+        except BaseException:
+            client.adder.sequences.give_back(sequence)
+            raise
+        found = first_handle(entry, sequence, added)
+        return store.run(add_one(entry, job), timeout=timeout) if found is None else found
     except TaskbullError as error:
         raise stripped(error) from error.__cause__
-
-
-def _add_plainly(
-    store: SyncStore, entry: Entry, job: EncodedJob, timeout: float | None
-) -> JobHandle[Any] | None:
-    sequence, call = first_call(entry.client, job)
-    limit = Deadline(timeout, monotonic)
-    try:
-        added = store.run_within(call, limit)
-    except TaskbullError as error:
-        return store.go_on(add_one(entry, job, sequence), limit, error)
-    except BaseException:
-        entry.client.adder.sequences.give_back(sequence)
-        raise
-    return first_handle(entry, sequence, added)
 
 
 def not_added(entry: Entry, place: int, unsent: Unsent) -> EnqueueError:

@@ -700,8 +700,11 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
         return self._client
 
     def _value(self, ending: Ending) -> R_co:
+        return self._decoded(ending.raw_value or b"null")
+
+    def _decoded(self, raw: bytes) -> R_co:
         try:
-            return cast("R_co", self._read(ending.raw_value or b"null"))
+            return cast("R_co", self._read(raw))
         except ValueError as error:
             raise SerializationError(
                 f"Cannot read the result of job '{self.id}' in queue '{self.queue}': {error}"

@@ -70,131 +70,7 @@ from taskbull.scripts.change import cancel, read_steps
 from taskbull.scripts.read import Logs, QueueMetrics, get_copy
 from taskbull.scripts.removal import remove_job
 
-# Operations on many jobs
-
-
 Finished: TypeAlias = Literal["completed", "failed"]
-
-
-class BulkOperations:
-    """Operations of a queue on all jobs in a state, on selected jobs, or on similar failures."""
-
-    keys: QueueKeys
-
-    @writes
-    def retry_all(
-        self,
-        state: Finished = "failed",
-        *,
-        since: datetime | None = None,
-        reset_attempts: bool = False,
-    ) -> Operation[int]:
-        """Retry all failed (or completed) jobs and return their number.
-
-        Args:
-            state: "failed" or "completed".
-            since: Skip jobs that finished before this time.
-            reset_attempts: Reset the attempt counters instead of allowing one more attempt.
-
-        Raises:
-            ConfigurationError: If an argument is invalid.
-        """
-        check_choice("state", state, ("completed", "failed"))
-        check_bool("reset_attempts", reset_attempts)
-        return change.retry_jobs(
-            self.keys, _now_ms(), state, since_ms=_since_ms(since), reset_attempts=reset_attempts
-        )
-
-    @writes
-    def retry_selected(
-        self, ids: Sequence[str], state: Finished = "failed", *, reset_attempts: bool = False
-    ) -> Operation[Selected]:
-        """Retry the given jobs, if they are still in this state.
-
-        Args:
-            ids: Ids of the jobs.
-            state: "failed" or "completed". Jobs in another state are skipped.
-            reset_attempts: Reset the attempt counters instead of allowing one more attempt.
-
-        Returns:
-            The retried jobs, and the skipped jobs with the reason.
-        """
-        check_choice("state", state, ("completed", "failed"))
-        check_bool("reset_attempts", reset_attempts)
-        chosen = self._ids(ids)
-        return failures.retry_selected(self.keys, chosen, state, reset_attempts=reset_attempts)
-
-    @writes
-    def remove_selected(
-        self, ids: Sequence[str], state: Finished | None = None
-    ) -> Operation[Selected]:
-        """Remove the given jobs with their children, unless they are running.
-
-        Args:
-            ids: Ids of the jobs.
-            state: "failed" or "completed" to skip jobs in another state. None accepts any state.
-
-        Returns:
-            The removed jobs, and the skipped jobs with the reason.
-        """
-        if state is not None:
-            check_choice("state", state, ("completed", "failed"))
-        return failures.remove_selected(self.keys, self._ids(ids), state)
-
-    @writes
-    def retry_group(
-        self,
-        fingerprint: str | None,
-        *,
-        step: GroupStep | None = None,
-        since: datetime | None = None,
-        limit: int | None = None,
-        reset_attempts: bool = False,
-    ) -> Operation[GroupStep]:
-        """Retry failed jobs with the same error, among the next 50 jobs, newest first.
-
-        To continue, pass the result as `step` until its `over` is True. You can stop between steps;
-        the result shows the number of jobs retried so far. Jobs that fail after the first step has
-        started are skipped.
-
-        Args:
-            fingerprint: Fingerprint of the error, from `Server.failures`. None selects all failed
-                jobs.
-            step: Result of the previous step.
-            since: Skip jobs that failed before this time.
-            limit: Maximum number of jobs to retry in this step.
-            reset_attempts: Reset the attempt counters instead of allowing one more attempt.
-
-        Example:
-            >>> step = await queue.retry_group(fingerprint)
-            >>> while not step.over:
-            ...     step = await queue.retry_group(fingerprint, step=step)
-        """
-        check_bool("reset_attempts", reset_attempts)
-        meant = _meant(fingerprint, since, limit)
-        return failures.retry_group(self.keys, meant, _begun(step), reset_attempts=reset_attempts)
-
-    @writes
-    def remove_group(
-        self,
-        fingerprint: str | None,
-        *,
-        step: GroupStep | None = None,
-        since: datetime | None = None,
-        limit: int | None = None,
-    ) -> Operation[GroupStep]:
-        """Remove failed jobs with the same error, in steps like `retry_group`."""
-        return failures.remove_group(self.keys, _meant(fingerprint, since, limit), _begun(step))
-
-    def _id(self, job_id: str) -> str:
-        """Return a valid id of a job to change. Names of other queue keys are not jobs."""
-        if check_text("job_id", job_id) in RESERVED_IDS:
-            raise JobNotFound(self.keys.queue, job_id)
-        return job_id
-
-    def _ids(self, ids: Sequence[str]) -> list[str]:
-        check_list("ids", ids, "job ids")
-        return [self._id(job_id) for job_id in ids]
 
 
 def _begun(step: GroupStep | None) -> GroupStep:
@@ -223,11 +99,11 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-# All other operations
-
-
-class QueueOperations(BulkOperations):
+class QueueOperations:
     """All operations of a queue except adding jobs and following events."""
+
+    keys: QueueKeys
+    _client: QueueClient
 
     @reads
     def counts(self) -> Operation[dict[str, int]]:
@@ -614,44 +490,124 @@ class QueueOperations(BulkOperations):
         check_int("length", length, least=0)
         return change.trim_events(self.keys, length)
 
+    # All jobs in a state, selected jobs, and failures of one kind
 
-def _no_value(call: Call[bool]) -> Steps[None]:
-    yield call
+    @writes
+    def retry_all(
+        self,
+        state: Finished = "failed",
+        *,
+        since: datetime | None = None,
+        reset_attempts: bool = False,
+    ) -> Operation[int]:
+        """Retry all failed (or completed) jobs and return their number.
 
+        Args:
+            state: "failed" or "completed".
+            since: Skip jobs that finished before this time.
+            reset_attempts: Reset the attempt counters instead of allowing one more attempt.
 
-def _due_ms(field: str, instant: datetime) -> int:
-    check_instant(field, instant)
-    due_ms = instant_to_ms(instant)
-    if due_ms > MAX_DUE_MS:
-        raise refusal(field, "be before September 2039 (BullMQ's limit)", instant)
-    return due_ms
+        Raises:
+            ConfigurationError: If an argument is invalid.
+        """
+        check_choice("state", state, ("completed", "failed"))
+        check_bool("reset_attempts", reset_attempts)
+        return change.retry_jobs(
+            self.keys, _now_ms(), state, since_ms=_since_ms(since), reset_attempts=reset_attempts
+        )
 
+    @writes
+    def retry_selected(
+        self, ids: Sequence[str], state: Finished = "failed", *, reset_attempts: bool = False
+    ) -> Operation[Selected]:
+        """Retry the given jobs, if they are still in this state.
 
-def _state(state: JobState | str) -> JobState:
-    check_choice("state", state, STATES)
-    return JobState(state)
+        Args:
+            ids: Ids of the jobs.
+            state: "failed" or "completed". Jobs in another state are skipped.
+            reset_attempts: Reset the attempt counters instead of allowing one more attempt.
 
+        Returns:
+            The retried jobs, and the skipped jobs with the reason.
+        """
+        check_choice("state", state, ("completed", "failed"))
+        check_bool("reset_attempts", reset_attempts)
+        chosen = self._ids(ids)
+        return failures.retry_selected(self.keys, chosen, state, reset_attempts=reset_attempts)
 
-# Copy jobs, to store them elsewhere or to add them again with other data.
+    @writes
+    def remove_selected(
+        self, ids: Sequence[str], state: Finished | None = None
+    ) -> Operation[Selected]:
+        """Remove the given jobs with their children, unless they are running.
 
+        Args:
+            ids: Ids of the jobs.
+            state: "failed" or "completed" to skip jobs in another state. None accepts any state.
 
-_NOT_REMOVED = -3
+        Returns:
+            The removed jobs, and the skipped jobs with the reason.
+        """
+        if state is not None:
+            check_choice("state", state, ("completed", "failed"))
+        return failures.remove_selected(self.keys, self._ids(ids), state)
 
+    @writes
+    def retry_group(
+        self,
+        fingerprint: str | None,
+        *,
+        step: GroupStep | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        reset_attempts: bool = False,
+    ) -> Operation[GroupStep]:
+        """Retry failed jobs with the same error, among the next 50 jobs, newest first.
 
-class Readded(Struct, frozen=True):
-    """Result of adding a job again."""
+        To continue, pass the result as `step` until its `over` is True. You can stop between steps;
+        the result shows the number of jobs retried so far. Jobs that fail after the first step has
+        started are skipped.
 
-    job: JobHandle[Any]
-    """Handle of the new job."""
-    kept: str = ""
-    """Reason why the original job still exists. Empty if it was removed."""
+        Args:
+            fingerprint: Fingerprint of the error, from `Server.failures`. None selects all failed
+                jobs.
+            step: Result of the previous step.
+            since: Skip jobs that failed before this time.
+            limit: Maximum number of jobs to retry in this step.
+            reset_attempts: Reset the attempt counters instead of allowing one more attempt.
 
+        Example:
+            >>> step = await queue.retry_group(fingerprint)
+            >>> while not step.over:
+            ...     step = await queue.retry_group(fingerprint, step=step)
+        """
+        check_bool("reset_attempts", reset_attempts)
+        meant = _meant(fingerprint, since, limit)
+        return failures.retry_group(self.keys, meant, _begun(step), reset_attempts=reset_attempts)
 
-class CopyOperations:
-    """Operations of a queue that copy jobs."""
+    @writes
+    def remove_group(
+        self,
+        fingerprint: str | None,
+        *,
+        step: GroupStep | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+    ) -> Operation[GroupStep]:
+        """Remove failed jobs with the same error, in steps like `retry_group`."""
+        return failures.remove_group(self.keys, _meant(fingerprint, since, limit), _begun(step))
 
-    keys: QueueKeys
-    _client: QueueClient
+    def _id(self, job_id: str) -> str:
+        """Return a valid id of a job to change. Names of other queue keys are not jobs."""
+        if check_text("job_id", job_id) in RESERVED_IDS:
+            raise JobNotFound(self.keys.queue, job_id)
+        return job_id
+
+    def _ids(self, ids: Sequence[str]) -> list[str]:
+        check_list("ids", ids, "job ids")
+        return [self._id(job_id) for job_id in ids]
+
+    # Copies of jobs, to store them elsewhere or to add them again with other data
 
     @reads
     def copy_job(self, job_id: str) -> Operation[JobCopy | None]:
@@ -742,48 +698,7 @@ class CopyOperations:
             for (copy, _), one in zip(copies, added, strict=True)
         ]
 
-
-def parts_of(copies: Iterable[JobCopy]) -> Iterator[list[JobCopy]]:
-    """Split copies into lists of consecutive copies for one queue that fit into one call."""
-    part: list[JobCopy] = []
-    size = 0
-    for copy in copies:
-        own = len(bytes(copy.data)) + len(bytes(copy.options))
-        full = len(part) >= BULK or size + own > BULK_BYTES
-        if part and (full or copy.queue != part[0].queue):
-            yield part
-            part, size = [], 0
-        part.append(copy)
-        size += own
-    if part:
-        yield part
-
-
-def _bound(copy: JobCopy) -> str:
-    """Return the reason why a job cannot be removed, or an empty string."""
-    match copy.state:
-        case JobState.ACTIVE:
-            return "is running: wait until it has ended, or keep it"
-        case JobState.WAITING_CHILDREN:
-            return "waits for its children, which would be removed with it: keep it"
-        case _ if copy.parent:
-            return "is a child in a flow, which would go on without it: keep it, or retry it"
-        case _:
-            return ""
-
-
-# Queue methods that create, change and remove schedules at run time.
-
-
-ScheduledJob: TypeAlias = NewJob | Growing
-"""Job that a schedule adds periodically, made with `task.job(…)` or `queue.job(…)`."""
-
-
-class ScheduleOperations:
-    """Operations of a queue on its schedules."""
-
-    keys: QueueKeys
-    _client: QueueClient
+    # Schedules
 
     @writes
     def upsert_schedule(self, id: str, rule: Rule, job: ScheduledJob) -> Operation[Schedule]:  # noqa: A002
@@ -845,6 +760,74 @@ class ScheduleOperations:
             EnqueueError: If the job could not be added.
         """
         return _run_now(self._client, check_text("schedule id", id))
+
+
+def _no_value(call: Call[bool]) -> Steps[None]:
+    yield call
+
+
+def _due_ms(field: str, instant: datetime) -> int:
+    check_instant(field, instant)
+    due_ms = instant_to_ms(instant)
+    if due_ms > MAX_DUE_MS:
+        raise refusal(field, "be before September 2039 (BullMQ's limit)", instant)
+    return due_ms
+
+
+def _state(state: JobState | str) -> JobState:
+    check_choice("state", state, STATES)
+    return JobState(state)
+
+
+# Copies of jobs.
+
+
+_NOT_REMOVED = -3
+
+
+class Readded(Struct, frozen=True):
+    """Result of adding a job again."""
+
+    job: JobHandle[Any]
+    """Handle of the new job."""
+    kept: str = ""
+    """Reason why the original job still exists. Empty if it was removed."""
+
+
+def parts_of(copies: Iterable[JobCopy]) -> Iterator[list[JobCopy]]:
+    """Split copies into lists of consecutive copies for one queue that fit into one call."""
+    part: list[JobCopy] = []
+    size = 0
+    for copy in copies:
+        own = len(bytes(copy.data)) + len(bytes(copy.options))
+        full = len(part) >= BULK or size + own > BULK_BYTES
+        if part and (full or copy.queue != part[0].queue):
+            yield part
+            part, size = [], 0
+        part.append(copy)
+        size += own
+    if part:
+        yield part
+
+
+def _bound(copy: JobCopy) -> str:
+    """Return the reason why a job cannot be removed, or an empty string."""
+    match copy.state:
+        case JobState.ACTIVE:
+            return "is running: wait until it has ended, or keep it"
+        case JobState.WAITING_CHILDREN:
+            return "waits for its children, which would be removed with it: keep it"
+        case _ if copy.parent:
+            return "is a child in a flow, which would go on without it: keep it, or retry it"
+        case _:
+            return ""
+
+
+# Schedules that are created and changed at run time.
+
+
+ScheduledJob: TypeAlias = NewJob | Growing
+"""Job that a schedule adds periodically, made with `task.job(…)` or `queue.job(…)`."""
 
 
 def template_of(job: ScheduledJob, queue: QueueKeys) -> NewJob:

@@ -26,7 +26,7 @@ from taskbull.queue.handle import (
     QueueClient,
     check_last_id,
 )
-from taskbull.queue.operations import CopyOperations, QueueOperations, ScheduleOperations
+from taskbull.queue.operations import QueueOperations
 from taskbull.queue.questions import Awaited, Blocking
 from taskbull.queue.stores import Stores
 from taskbull.scripts.call import AnySteps, Operation, again
@@ -94,7 +94,7 @@ class QueueJob(NewJob, frozen=True, kw_only=True):
         return replace(self, children=(*self.children, *groups))
 
 
-class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
+class AnyQueue(QueueOperations):
     """A BullMQ queue: base class of `Queue` and `SyncQueue`.
 
     Operations that work in chunks, such as `clean`, may take longer than `call_timeout` in total.
@@ -215,7 +215,7 @@ def _read_entry(place: int, job: JobEntry) -> NewJob:
             return job
         case (name, data):
             return _new_job(name, data)
-        case (name, data, dict(options)):
+        case (name, data, dict(options)) if all(isinstance(key, str) for key in options):
             return _new_job(name, data, **options)
         case _:
             raise refusal(f"jobs[{place}]", "be queue.job(…) or (name, data, options)", job)

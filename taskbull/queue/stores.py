@@ -10,6 +10,8 @@ from threading import TIMEOUT_MAX, Event, Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
+from msgspec import Struct, field
+
 from taskbull.core.job import Ending, Job, NewJob
 from taskbull.core.keys import JobState, QueueKeys
 from taskbull.core.outcome import is_cancelled, is_expired
@@ -171,13 +173,13 @@ def not_in_time(
 # made by one thread at a time, so any number of threads use two connections.
 
 
-class _Waiter:
+class _Waiter(Struct, eq=False):
     """One thread that waits for one job."""
 
-    def __init__(self, job_id: str) -> None:
-        self.job_id = job_id
-        self.found: Found | None = None
-        self.news = Event()  # Set when the result is known, or when this thread becomes the reader.
+    job_id: str
+    found: Found | None = None
+    news: Event = field(default_factory=Event)
+    """Set when the result is known, or when this thread becomes the reader."""
 
 
 class SyncResultWatch:

@@ -17,14 +17,7 @@ from msgspec.structs import replace
 from taskbull.core.job import Branch, Member, Ticket, arrange
 from taskbull.core.keys import QueueKeys
 from taskbull.core.validation import read_number, to_ms
-from taskbull.core.wire.flow import (
-    ORDER_FIELD,
-    SPAWNED_FIELD,
-    Child,
-    decode_order,
-    encode_members,
-    encode_order,
-)
+from taskbull.core.wire import flow
 from taskbull.core.wire.job import EncodedJob, ParentLink
 from taskbull.errors import LockLost, OutOfTurn, TaskbullError
 from taskbull.scripts.call import OUT_OF_TURN, Call, Command, Steps, load, text
@@ -512,7 +505,7 @@ def cut_flow(members: Sequence[Member], timestamp_ms: int) -> list[FlowChunk]:
     """Cut a flow into chunks, each small enough for one call. Most flows fit in one chunk."""
     nodes = [
         FlowNode(member.branch.queue, job, order=_order(members, member))
-        for member, job in zip(members, encode_members(members, timestamp_ms), strict=True)
+        for member, job in zip(members, flow.encode_members(members, timestamp_ms), strict=True)
     ]
     cuts = [0]
     size = 0
@@ -542,7 +535,7 @@ def _order(members: Sequence[Member], parent: Member) -> str:
     if not parent.children:
         return ""
     below = (members[place] for place in parent.children)
-    return encode_order((one.branch.job.name, one.branch.queue.base, one.id) for one in below)
+    return flow.encode_order((one.branch.job.name, one.branch.queue.base, one.id) for one in below)
 
 
 # Children that a running job spawns. They are numbered, so that a repeated call adds none twice.
@@ -572,7 +565,7 @@ def spawn(
     """
     queue = parent.queue
     job, processed = queue.job(job_id), queue.processed(job_id)
-    words = ("HMGET", job, ORDER_FIELD, SPAWNED_FIELD)
+    words = ("HMGET", job, flow.ORDER_FIELD, flow.SPAWNED_FIELD)
     stored, number = yield Command(words, job, tuple)
     before = read_number(number) or 0
     first = before + so_far
@@ -585,9 +578,9 @@ def spawn(
     keys = [child.branch.queue.job(child.id) for child in children]
     values: list[bytes | None] = yield Command(("HMGET", processed, *keys), processed, list)
     done = {place for place, value in enumerate(values, 1) if value is not None}
-    order = decode_order(stored) or []
+    order = flow.decode_order(stored) or []
     known = set(order)
-    whole = encode_order([*order, *(one for one in map(_child, children) if one not in known)])
+    whole = flow.encode_order([*order, *(one for one in map(_child, children) if one not in known)])
     chunks = cut_flow(members, now_ms)
     root = chunks[0].nodes[0]
     new = [replace(chunk, token=token) for chunk in _without(chunks, members, done)]
@@ -598,7 +591,7 @@ def spawn(
     return Spawned([child.id for child in children], before, len(members) - 1)
 
 
-def _child(member: Member) -> Child:
+def _child(member: Member) -> flow.Child:
     return member.branch.job.name, member.branch.queue.base, member.id
 
 

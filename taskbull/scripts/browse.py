@@ -537,17 +537,7 @@ def find_job(
             number(counter),
         )
 
-    keys = (
-        queue.completed,
-        queue.failed,
-        queue.delayed,
-        queue.prioritized,
-        queue.waiting_children,
-        queue.active,
-        queue.wait,
-        queue.paused,
-        queue.id,
-    )
+    keys = (*queue.states, queue.id)
     packed = b"" if fields is None else pack(flat(fields))
     return Call(FIND_JOB, keys, (queue.base, job_id, packed, ROOM, _DEEPEST), read)
 
@@ -663,16 +653,11 @@ class Client(Struct, frozen=True):
     """Seconds since it last sent a command."""
 
 
-class ConnectedWorker(Struct, frozen=True):
-    """A BullMQ or taskbull worker that is connected to a queue."""
+class ConnectedWorker(Client, frozen=True):
+    """A BullMQ or taskbull worker that is connected to a queue.
 
-    name: str
-    """Name of the worker, or empty if it has none."""
-    address: str
-    age: int
-    """Seconds since it connected."""
-    idle: int
-    """Seconds since it last sent a command."""
+    Its `name` is that of the worker, or empty if it has none.
+    """
 
 
 class FoundQueues(Struct, frozen=True):

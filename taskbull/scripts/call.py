@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from hashlib import sha1
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -148,6 +148,8 @@ class Call(Struct, Generic[T_co], frozen=True):
     keys: tuple[str, ...]
     args: tuple[Word, ...]
     parse: Callable[[Any], T_co]
+    held: ClassVar[float] = 0.0
+    """Seconds that the server may block the call."""
 
     @property
     def words(self) -> tuple[Word, ...]:
@@ -167,11 +169,6 @@ class Call(Struct, Generic[T_co], frozen=True):
             return self.words
         keys = (*self.keys, f"{self.key}:tb:absent")
         return ("EVALSHA", self.script.sha, len(keys), *keys, *self.args)
-
-    @property
-    def held(self) -> float:
-        """Seconds that the server may block the call. Always 0 for scripts."""
-        return 0.0
 
     @property
     def key(self) -> str:
@@ -211,11 +208,7 @@ class Command(Struct, Generic[T_co], frozen=True):
     parse: Callable[[Any], T_co]
     held: float = 0.0
     """Seconds that the server may block the command. Positive only for blocking commands."""
-
-    @property
-    def script(self) -> None:
-        """Always None, because a plain command has no script."""
-        return
+    script: ClassVar[None] = None
 
     @property
     def cluster_words(self) -> tuple[Word, ...]:

@@ -152,6 +152,7 @@ def survey_groups(queue: QueueKeys, now_ms: int, limit: int | None = None) -> St
     takes at most four calls and one per `CHUNK` groups.
     """
     active, ready, held = Counter[str](), Counter[str](), Counter[str]()
+    overridden = set[str]()
     part, position = 1, 0
     while part > 0:
         before = part
@@ -159,6 +160,8 @@ def survey_groups(queue: QueueKeys, now_ms: int, limit: int | None = None) -> St
         part, position, waiting, running = listed
         active.update(running)
         (ready if before < _HELD else held).update(waiting)
+        if before == _PARTS:
+            overridden.update(waiting)
         if limit is not None and part == before:  # Skip the rest of this part.
             part, position = part + 1, 0
             if part > _PARTS:
@@ -173,10 +176,11 @@ def survey_groups(queue: QueueKeys, now_ms: int, limit: int | None = None) -> St
     for first in range(0, len(names), CHUNK):
         chunk = names[first : first + CHUNK]
         states: list[GroupState] = yield get_groups(queue, chunk, now_ms)
-        found += [
-            replace(state.info, active=max(active[state.info.id], state.running))
-            for state in states
-        ]
+        for state in states:
+            info = replace(state.info, active=max(active[state.info.id], state.running))
+            # Until the next fetch, a group is stored whose jobs another client has removed.
+            if info.waiting or info.held or info.active or info.id in overridden:
+                found.append(info)
     shown = set(names)
     others = {
         state: sum(count for group, count in counts.items() if group not in shown)

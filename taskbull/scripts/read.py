@@ -13,14 +13,7 @@ from msgspec.structs import replace
 from taskbull.core.job import Ending, Job
 from taskbull.core.keys import RESERVED_IDS, JobState, QueueKeys, due_ms_of_score
 from taskbull.core.validation import read_number
-from taskbull.core.wire.flow import (
-    DROPPED_FIELD,
-    ORDER_FIELD,
-    PARENT_FIELD,
-    Child,
-    decode_order,
-    decode_policy,
-)
+from taskbull.core.wire import flow
 from taskbull.core.wire.job import (
     WIRE_NAMES,
     Entry,
@@ -60,7 +53,9 @@ def get_results(
     `PermanentError` if some were never added, and have neither failed nor been removed.
     """
     job, processed = queue.job(job_id), queue.processed(job_id)
-    order: list[Child] | None = yield Command(("HGET", job, ORDER_FIELD), job, decode_order)
+    order: list[flow.Child] | None = yield Command(
+        ("HGET", job, flow.ORDER_FIELD), job, flow.decode_order
+    )
     if order is None:
         return (yield from _unordered(processed, name, chunk))
     keys = [base + child_id for child, base, child_id in order if child == name]
@@ -97,7 +92,7 @@ def _explain(
         pending: list[int] = yield Command(("SMISMEMBER", waiting, *left), waiting, list)
         if any(pending) and not (yield from _continues(failed)):
             raise WaitForChildren
-    dropped = yield Command(("HGET", job, DROPPED_FIELD), job, read_number)
+    dropped = yield Command(("HGET", job, flow.DROPPED_FIELD), job, read_number)
     if absent > (dropped or 0):
         raise PermanentError(
             f"{absent - (dropped or 0)} of the job's children '{name}' have no result: they were "
@@ -110,7 +105,7 @@ def _continues(failed: str) -> Steps[bool]:
     keys: list[bytes] = yield Command(("HKEYS", failed), failed, list)
     for raw in keys:
         child = text(raw)
-        policy = yield Command(("HGET", child, PARENT_FIELD), child, decode_policy)
+        policy = yield Command(("HGET", child, flow.PARENT_FIELD), child, flow.decode_policy)
         if policy in ("continue", None):  # None if the child is no longer stored.
             return True
     return False
@@ -259,17 +254,7 @@ def get_job(queue: QueueKeys, job_id: str) -> Command[Job | None]:
 
 def get_state(queue: QueueKeys, job_id: str) -> Call[JobState]:
     """Return the state of a job."""
-    keys = (
-        queue.completed,
-        queue.failed,
-        queue.delayed,
-        queue.prioritized,
-        queue.waiting_children,
-        queue.active,
-        queue.wait,
-        queue.paused,
-    )
-    return Call(GET_STATE, keys, (job_id,), lambda reply: JobState(text(reply)))
+    return Call(GET_STATE, queue.states, (job_id,), lambda reply: JobState(text(reply)))
 
 
 def get_ending(queue: QueueKeys, job_id: str) -> Call[Ending | None]:
@@ -491,23 +476,13 @@ class ChildKeys(Struct, frozen=True):
 def get_nodes(places: Sequence[Place]) -> Call[list[TreeNode]]:
     """Read jobs of one queue, or as many of the first ones as fit in one reply."""
     queue = places[0].queue
-    keys = (
-        queue.completed,
-        queue.failed,
-        queue.delayed,
-        queue.prioritized,
-        queue.waiting_children,
-        queue.active,
-        queue.wait,
-        queue.paused,
-    )
     flat = [word for place in places for word in (place.job_id, place.parent_key)]
     args = (queue.base, PAGE_BYTES, _LONGEST, msgspec.msgpack.encode(flat))
 
     def read(reply: list[Any]) -> list[TreeNode]:
         return [_node(*pair) for pair in zip(places, reply, strict=False)]
 
-    return Call(GET_NODES, keys, args, read)
+    return Call(GET_NODES, queue.states, args, read)
 
 
 def _node(place: Place, reply: list[Any]) -> TreeNode:
@@ -516,7 +491,7 @@ def _node(place: Place, reply: list[Any]) -> TreeNode:
     job = decode_job(place.job_id.encode(), fields)
     if gone and place.name:
         job = replace(job, name=place.name)
-    ordered = decode_order(fields.get(ORDER_FIELD.encode())) or []
+    ordered = flow.decode_order(fields.get(flow.ORDER_FIELD.encode())) or []
     places = (_place(place, base[:-1], job_id, name) for name, base, job_id in ordered)
     children = [child for child in places if child is not None]
     return TreeNode(JobState(text(state)), job, count, bool(gone), children)

@@ -39,7 +39,8 @@ _IDLE_LIFE_MS: Final = 7 * 86_400_000
 _LONGEST: Final = 2_000
 """Maximum number of bytes of an item in a preview."""
 
-_LAST: Final = 18_446_744_073_709_551_615
+LAST_NUMBER: Final = 18_446_744_073_709_551_615
+"""Number of the last entry of a job that has ended."""
 
 _UNWRITABLE: Final = -14
 
@@ -128,7 +129,9 @@ def read_page(
     """Return up to `count` entries after an id."""
     key = queue.items(job_id)
     # Redis 6.0 has no exclusive ranges.
-    start = f"{after.run + 1}-0" if after.number == _LAST else f"{after.run}-{after.number + 1}"
+    start = (
+        f"{after.run + 1}-0" if after.number == LAST_NUMBER else f"{after.run}-{after.number + 1}"
+    )
     words: tuple[Word, ...] = ("XRANGE", key, start, "+", "COUNT", count)
     return Command(words, key, lambda reply: [_decode(each) for each in reply])
 
@@ -227,8 +230,8 @@ def read_entry_id(field: str, value: object) -> EntryId:
     Raises:
         ConfigurationError: If it is not one.
     """
-    found = re.fullmatch(r"(\d{1,15})-(\d{1,20})", value) if isinstance(value, str) else None
-    if found is None or int(found[2]) > _LAST:
+    found = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,20})", value) if isinstance(value, str) else None
+    if found is None or int(found[2]) > LAST_NUMBER:
         raise refusal(field, "be the id of an entry, such as '1-7'", value)
     return EntryId(int(found[1]), int(found[2]))
 

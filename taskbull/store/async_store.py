@@ -99,7 +99,7 @@ class OneServer:
     async def find(self, key: str) -> Connection:
         return self.only
 
-    def known(self, key: str) -> Connection:
+    def known_connection(self, key: str) -> Connection:
         return self.only
 
     def node(self, endpoint: Endpoint) -> Connection:
@@ -129,7 +129,7 @@ class OneServer:
         return self._locate(0)
 
 
-class ClusterNodes:
+class ClusterNodes(cluster.SlotMap):
     """The masters of a Redis Cluster, with one connection each, created on first use."""
 
     single = False
@@ -138,45 +138,37 @@ class ClusterNodes:
     def __init__(
         self, address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
     ) -> None:
+        super().__init__(address.endpoints)
         self._options = options
         self._spawn = spawn
         self._notify = notify
-        self._nodes: dict[Endpoint, Connection] = {}
-        self._map = cluster.SlotMap(address.endpoints)
+        self._connections: dict[Endpoint, Connection] = {}
 
     async def find(self, key: str) -> Connection:
         """Return the connection to the server that holds `key`."""
         return self.node(await self.endpoint(key))
 
-    def known(self, key: str) -> Connection | None:
+    def known_connection(self, key: str) -> Connection | None:
         """Return the connection for `key`, or None if finding it needs I/O."""
-        endpoint = self._map.find(key)
+        endpoint = self.known(key)
         return None if endpoint is None else self.node(endpoint)
 
     def node(self, endpoint: Endpoint) -> Connection:
         """Return the connection to the server at `endpoint`."""
-        if (connection := self._nodes.get(endpoint)) is None:
+        if (connection := self._connections.get(endpoint)) is None:
 
             async def here() -> Endpoint:
                 return endpoint
 
             options = structs.replace(self._options, part=str(endpoint))
-            connection = self._nodes[endpoint] = Connection(here, options, self._notify)
+            connection = self._connections[endpoint] = Connection(here, options, self._notify)
             self._spawn(connection.run)
         return connection
 
     async def servers(self) -> list[Endpoint]:
         """Return the servers that hold the data."""
         await self.endpoint("")  # any key will do, because this reads all slots
-        return self._map.masters
-
-    def moved(self, key: str, endpoint: Endpoint) -> None:
-        """Record that `endpoint` now holds `key`."""
-        self._map.move(key, endpoint)
-
-    def mark_stale(self) -> None:
-        """Locate the servers again before the next call."""
-        self._map.forget()
+        return self.masters
 
     def part(self, key: str) -> str:
         """Return the name of the Cluster part that holds `key`, for outage reports."""
@@ -184,19 +176,19 @@ class ClusterNodes:
 
     async def endpoint(self, key: str) -> Endpoint:
         """Return the endpoint of the server that holds `key`, for a separate connection."""
-        if (node := self._map.find(key)) is not None:
+        if (node := self.known(key)) is not None:
             return node
         await self._draw_map()
-        return self._map.node_of(key)
+        return self.node_of(key)
 
     async def _draw_map(self) -> None:
         """Ask the nodes for the slots, one after the other, until one answers."""
         reasons: list[str] = []
-        for endpoint in self._map.nodes_to_ask():
+        for endpoint in self.nodes_to_ask():
             soon = Deadline(cluster.GUIDE_TIMEOUT, monotonic)
             try:
                 reply = await self.node(endpoint).execute(cluster.READ_SLOTS, soon)
-                return self._map.draw(reply, endpoint)
+                return self.draw(reply, endpoint)
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
         raise cluster.no_node_answers(reasons)
@@ -448,7 +440,7 @@ class Store:
         reply, to `finish`.
         """
         only = self._only
-        connection = self._topology.known(call.key) if only is None else only
+        connection = self._topology.known_connection(call.key) if only is None else only
         if connection is None or not connection.ready:
             return None
         words = call.cluster_words if only is None else call.words
@@ -677,9 +669,7 @@ async def open_store(
         raise failure
 
 
-def ambient_store(
-    address: Address, options: ConnectionOptions = DEFAULT, notify: Notify = log_change
-) -> Store:
+def ambient_store(address: Address, options: ConnectionOptions = DEFAULT) -> Store:
     """Return a store that needs no block, because its tasks belong to the running event loop."""
 
     def spawn(run: Callable[[], Awaitable[None]]) -> None:
@@ -689,7 +679,7 @@ def ambient_store(
 
         backend.spawn(carry)
 
-    return Store(address, options, spawn, notify)
+    return Store(address, options, spawn, log_change)
 
 
 def _for_address(options: ConnectionOptions, address: Address) -> ConnectionOptions:

@@ -26,7 +26,7 @@ _SLOTS = 16384
 
 
 class SlotMap:
-    """Map from slots to nodes. The stores fill it when it lacks a slot.
+    """Map from slots to nodes, the base of both stores' `ClusterNodes`. They fill it.
 
     Threads share it without a lock. A new map replaces the old one, which is never cleared.
     """
@@ -34,11 +34,11 @@ class SlotMap:
     def __init__(self, seeds: tuple[Endpoint, ...]) -> None:
         self._seeds = seeds
         self._known: tuple[Endpoint, ...] = ()  # the node that sent the last map, and those in it
-        self._nodes: dict[int, Endpoint] = {}
+        self._slots: dict[int, Endpoint] = {}
 
-    def find(self, key: str) -> Endpoint | None:
-        """Return the node that serves a key, or None if it is unknown."""
-        return self._nodes.get(key_slot(key))
+    def known(self, key: str) -> Endpoint | None:
+        """Return the node that serves a key, or None if finding it needs I/O."""
+        return self._slots.get(key_slot(key))
 
     def node_of(self, key: str) -> Endpoint:
         """Return the node that serves a key.
@@ -46,18 +46,18 @@ class SlotMap:
         Raises `ConnectionLost` if no node serves its slot.
         """
         slot = key_slot(key)
-        if (node := self._nodes.get(slot)) is None:
+        if (node := self._slots.get(slot)) is None:
             raise ConnectionLost(f"no node of the cluster serves slot {slot} now")
         return node
 
     @property
     def masters(self) -> list[Endpoint]:
         """Nodes that serve slots."""
-        return list(dict.fromkeys(self._nodes.values()))
+        return list(dict.fromkeys(self._slots.values()))
 
     def nodes_to_ask(self) -> list[Endpoint]:
         """Return the nodes to send `READ_SLOTS` to, the most promising first."""
-        return list(dict.fromkeys((*self._known, *self._nodes.values(), *self._seeds)))
+        return list(dict.fromkeys((*self._known, *self._slots.values(), *self._seeds)))
 
     def draw(self, reply: Reply, asked: Endpoint) -> None:
         """Replace the map with a node's reply to `READ_SLOTS`.
@@ -65,16 +65,16 @@ class SlotMap:
         Raises `ConnectionLost` if the reply is an error, and `ConfigurationError` if the server is
         not a Cluster node.
         """
-        self._nodes = read_slots(reply, asked)
+        self._slots = read_slots(reply, asked)
         self._known = (asked, *self.masters)
 
-    def move(self, key: str, node: Endpoint) -> None:
+    def moved(self, key: str, node: Endpoint) -> None:
         """Record that another node now serves the slot of a key."""
-        self._nodes[key_slot(key)] = node
+        self._slots[key_slot(key)] = node
 
-    def forget(self) -> None:
+    def mark_stale(self) -> None:
         """Forget the slots, but not the nodes that can be asked for them."""
-        self._nodes = {}
+        self._slots = {}
 
 
 def key_slot(key: str) -> int:

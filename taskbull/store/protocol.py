@@ -446,7 +446,7 @@ _FORBIDDEN = re.compile(
 def unreachable(where: str, deadline: Deadline, reason: str) -> ConnectionLost:
     """Return the error for a call that could not be sent before its deadline."""
     reason = re.sub(r"^cannot connect to \S+: ", "", reason)
-    tried = "" if deadline.seconds is None else f"tried for {deadline.seconds:.3g} s"
+    tried = f"tried for {deadline.seconds:.3g} s" if deadline.seconds else ""
     details = "; ".join(filter(None, [reason, tried]))
     return ConnectionLost(f"cannot connect to {where}" + (f" ({details})" if details else ""))
 

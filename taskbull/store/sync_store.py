@@ -269,11 +269,15 @@ class ConnectionPool:
             raise ConnectionLost(f"no time left to send a command to Redis at {endpoint}")
         if self._process != os.getpid():  # after a fork, the sockets belong to the parent
             self._idle, self._process = defaultdict(deque), os.getpid()
-        connection = self._usable(self._idle[endpoint])
-        if connection is None:
-            connecting = self._address.connect_timeout or CONNECT_TIMEOUT
-            connection = SyncConnection(endpoint, self._address, min(deadline.left, connecting))
-        return connection
+        idle = self._idle[endpoint]
+        try:
+            while (connection := idle.pop()).stale:
+                connection.close()
+            return connection
+        except IndexError:
+            pass  # none is idle
+        connecting = self._address.connect_timeout or CONNECT_TIMEOUT
+        return SyncConnection(endpoint, self._address, min(deadline.left, connecting))
 
     def keep(self, endpoint: Endpoint, connection: SyncConnection) -> None:
         """Put a connection back into the pool. It must have no unanswered commands."""
@@ -314,17 +318,6 @@ class ConnectionPool:
     def close(self) -> None:
         for endpoint in list(self._idle):
             self.discard(endpoint)
-
-    @staticmethod
-    def _usable(idle: deque[SyncConnection]) -> SyncConnection | None:
-        while True:
-            try:
-                connection = idle.pop()
-            except IndexError:
-                return None
-            if not connection.stale:
-                return connection
-            connection.close()
 
 
 def _connect(endpoint: Endpoint, address: Address, timeout: float) -> SyncSocket:
@@ -517,51 +510,39 @@ class SyncOneServer:
         self.only = None
 
 
-class SyncClusterNodes:
+class SyncClusterNodes(cluster.SlotMap):
     """The masters of a Redis Cluster."""
 
     single = False
     only: Endpoint | None = None
 
     def __init__(self, address: Address, pool: ConnectionPool) -> None:
+        super().__init__(address.endpoints)
         self._pool = pool
-        self._map = cluster.SlotMap(address.endpoints)
 
     def find(self, key: str, deadline: Deadline) -> Endpoint:
         """Return the server that holds `key`.
 
         Raises `ConnectionLost` if none can be found now.
         """
-        if (node := self._map.find(key)) is not None:
+        if (node := self.known(key)) is not None:
             return node
         self._draw_map(deadline)
-        return self._map.node_of(key)
-
-    def known(self, key: str) -> Endpoint | None:
-        """Return the server that holds `key`, or None if finding it needs I/O."""
-        return self._map.find(key)
+        return self.node_of(key)
 
     def servers(self, deadline: Deadline) -> list[Endpoint]:
         """Return the servers that hold the data."""
         self.find("", deadline)  # any key will do, because this reads all slots
-        return self._map.masters
-
-    def moved(self, key: str, endpoint: Endpoint) -> None:
-        """Record that `endpoint` now holds `key`."""
-        self._map.move(key, endpoint)
-
-    def mark_stale(self) -> None:
-        """Locate the servers again before the next call."""
-        self._map.forget()
+        return self.masters
 
     def _draw_map(self, deadline: Deadline) -> None:
         """Ask the nodes for the slots, one after the other, until one answers."""
         reasons: list[str] = []
-        for node in self._map.nodes_to_ask():
+        for node in self.nodes_to_ask():
             soon = Deadline(min(deadline.left, cluster.GUIDE_TIMEOUT), monotonic)
             try:
                 [reply] = self._pool.exchange(node, [cluster.READ_SLOTS], soon)
-                return self._map.draw(reply, node)
+                return self.draw(reply, node)
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
         raise cluster.no_node_answers(reasons)
@@ -582,6 +563,8 @@ class SyncPendingOperation(Struct, Generic[T], eq=False):
     drive: Drive[T]
     pipeline: SyncPipeline | None = None
     """Pipeline that receives the reply, or None if the call was not sent."""
+    not_sent: ConnectionLost | None = None
+    """Error of the first attempt, if the call was not sent and nothing else was in flight."""
     is_smooth: bool = False
     """True if the first call was sent immediately and, if answered, gave the result."""
 
@@ -700,9 +683,11 @@ class SyncStore:
         The call uses the connection of the unfinished operation `behind`, if that is possible.
         """
         begun = SyncPendingOperation(self, Drive(steps, Deadline(timeout, monotonic)))
-        if begun.drive.asks:
-            with suppress(ConnectionLost):
+        if begun.drive.asks and (behind is None or behind.not_sent is None):
+            try:
                 self._send_first(begun, None if behind is None else behind.pipeline)
+            except ConnectionLost as error:
+                begun.not_sent = error if behind is None else None
         return begun
 
     def _send_first(self, begun: SyncPendingOperation[Any], previous: SyncPipeline | None) -> None:
@@ -725,10 +710,17 @@ class SyncStore:
         With `given_up`, no further calls are made, and the first call has only a short time to
         finish.
         """
-        drive = begun.drive
+        drive, started = begun.drive, begun.drive.deadline
         answer_by, drive.deadline = time_to_finish(timeout, given_up=given_up)
         try:
-            if begun.pipeline is not None:
+            if begun.not_sent is not None and not given_up:
+                drive.deadline = started  # The first attempt has taken some of the time.
+                with drive:
+                    call = drive.request()
+                    node = self.known_node(call.key) or Endpoint()
+                    reply = self._finish_call(call, (node, begun.not_sent), drive.deadline)
+                    drive.answer = read_reply(call, reply, self.address)
+            elif begun.pipeline is not None:
                 with drive:
                     drive.answer = self._answer(begun, begun.pipeline, answer_by)
                 begun.is_smooth = begun.is_smooth and not drive.asks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any, TypeGuard, cast
 
 from msgspec.structs import replace
@@ -24,15 +25,18 @@ from taskbull.core.outcome import (
     is_cancelled,
 )
 from taskbull.core.retry import failed_for_good
-from taskbull.core.steps import StepCall, WaitRecord, encode_record, read_wait, signal_value
+from taskbull.core.steps import StepCall, WaitRecord, encode_record, signal_value
 from taskbull.core.wire.job import RUN_FIELDS, EncodedJob, decode_taken, encode_job
 from taskbull.errors import JobNotFound, TaskbullError, WrongState
 from taskbull.queue.queue import QueueJob
-from taskbull.scripts.streams import START, Entry, EntryId
+from taskbull.scripts.streams import LAST_NUMBER, START, Entry, EntryId
 from taskbull.worker.run import PortMethod, Run
 from taskbull.worker.running_job import wait_record
 
 # A job recorded by a box.
+
+
+_places = count(1)
 
 
 class RecordedJob:
@@ -52,6 +56,23 @@ class RecordedJob:
 
     unreported: Fail | None = None
     """The outcome of a job that was cancelled before it ran, until its hooks have run."""
+    parent: RecordedJob | None = None
+    """The job's parent in a flow."""
+    number_spawned: int = 0
+    """Number of jobs spawned so far."""
+    idle_waits: int = 0
+    """Number of consecutive waits without a child to wait for."""
+    run: Run | None = None
+    """The current attempt, or `None` if the job is not running."""
+    started_ms: int | None = None
+    """Start of the last attempt, in milliseconds since 1970."""
+    deferred_failure: str | None = None
+    """The reason why the job will fail without being run, if any."""
+    has_awaited: bool = False
+    """True if the current or last run had a wait that was not over."""
+
+    is_checked = False
+    """True after a call of `run` or `advance` that has seen the job's failure."""
 
     def __init__(self, spec: JobSpec[Any], number: int, now: float) -> None:
         self.spec = spec
@@ -62,12 +83,18 @@ class RecordedJob:
         # Encode the job as for Redis, so that invalid jobs raise the same errors.
         self._encoded: EncodedJob = encode_job(spec.job, self._now_ms)
         self.raw_data = self._encoded.data
-        self.due = now + self._encoded.delay_ms / 1000
+        self.due = now + self.delay
         """The earliest time to run the job, in seconds of virtual time."""
+        self.place = 0
+        """The job's place among those that are due at the same time. It starts before higher ones,
+        and the absolute value is higher if it came later."""
+        self.queue_up(self.due, is_front=spec.options.lifo)
         self.state = JobState.DELAYED if self._encoded.delay_ms else JobState.WAITING
         self._ended: float | None = None
         self.attempts = 0
         """Number of attempts made."""
+        self.starts = 0
+        """Number of runs, with those that ended in a wait or were released."""
         self.value: Any = None
         """The job's result, decoded from JSON."""
         self.failure: Failure | None = None
@@ -79,10 +106,9 @@ class RecordedJob:
         self.entries: list[Entry] = []
         """The items that the job yielded, and its restarts."""
         self._last_entry = START
+        self._stream_limit = 1
         self.added_cost = 0
         """Sum of the costs that the job added."""
-        self.parent: RecordedJob | None = None
-        """The job's parent in a flow."""
         self.children: list[RecordedJob] = []
         """The job's children in a flow."""
         self.pending: list[RecordedJob] = []
@@ -91,20 +117,21 @@ class RecordedJob:
         """The effect of this job's failure on its parent."""
         self.spawned: list[RecordedJob] = []
         """Spawned jobs that have not been added to the box yet."""
-        self.number_spawned = 0
-        """Number of jobs spawned so far."""
-        self.idle_waits = 0
-        """Number of consecutive waits without a child to wait for."""
-        self.started_ms: int | None = None
-        """Start of the last attempt, in milliseconds since 1970."""
-        self.run: Run | None = None
-        """The current attempt, or `None` if the job is not running."""
         self.steps: dict[str, bytes] = {}
         """The job's steps, waits and signals, as in Redis. See `core.steps`."""
-        self.awaited: str | None = None
-        """The field in `steps` of the wait that the job is in, or `None`."""
-        self.deferred_failure: str | None = None
-        """The reason why the job will fail without being run, if any."""
+        self.awaited: dict[str, int | None] = {}
+        """The fields in `steps` of the waits that the job is in, and their ends in milliseconds
+        since 1970, if they have one."""
+
+    @property
+    def delay(self) -> float:
+        """The delay before the job's first run, in seconds."""
+        return self._encoded.delay_ms / 1000
+
+    def queue_up(self, due: float, *, is_front: bool) -> None:
+        """Let the job wait before or after the others that are due then."""
+        self.due = due
+        self.place = -next(_places) if is_front else next(_places)
 
     def wall_ms(self, now: float) -> int:
         """Convert virtual time to milliseconds since 1970, counted from when the job was added."""
@@ -151,7 +178,7 @@ class RecordedJob:
 
     def as_job(self) -> Job:
         """Return the job as a worker would read it from Redis."""
-        made, started = str(self.attempts).encode(), str(self.attempts + 1).encode()
+        made, started = str(self.attempts).encode(), str(self.starts).encode()
         encoded = self._encoded
         times = (str(encoded.timestamp_ms), str(encoded.delay_ms), str(encoded.priority))
         values = [encoded.name.encode(), self.raw_data, encoded.options]
@@ -170,7 +197,6 @@ class RecordedJob:
         is_completed, is_failed = (self.state is x for x in (JobState.COMPLETED, JobState.FAILED))
         return replace(
             job,
-            attempts_started=job.attempts_started if self._ended is None else self.attempts,
             raw_progress=None if self.progress == 0 else payload.encode(self.progress, "progress"),
             raw_returnvalue=payload.encode(self.value, "result") if is_completed else None,
             failed_reason=failure.reason if failure is not None and is_failed else None,
@@ -181,6 +207,10 @@ class RecordedJob:
     def end(self, state: JobState, now: float) -> None:
         """Store that the job has ended."""
         self.state, self._ended = state, now
+        if self._last_entry.run:
+            reason = self.failure.reason if self.failure and state is JobState.FAILED else ""
+            last = EntryId(self._last_entry.run, LAST_NUMBER)
+            self._write(Entry(last, "end", state=state.value, reason=reason))
 
     @property
     def key(self) -> str:
@@ -222,7 +252,7 @@ class RecordedJob:
         elif record.until is not None and record.until <= now_ms:
             end = encode_record({"at": now_ms})
         if end is None:
-            self.awaited = call.field
+            self.awaited[call.field], self.has_awaited = record.until, True
             return None
         steps[f"done:{call.field}"] = end
         return end, b"" if sent is None else signal_value(sent)
@@ -241,30 +271,43 @@ class RecordedJob:
         number = int(self.steps.get(f"count:{name}", b"0")) + 1
         self.steps[f"count:{name}"] = str(number).encode()
         self.steps[f"sent:{name}#{number}"] = b":" + raw
-        is_awaited = self.awaited is not None and self.awaited.startswith(f"signal:{name}#")
-        if is_awaited and self.run is None:
-            self.awaited = None
-            if not self.pending:
-                self.state, self.due = JobState.WAITING, now
+        field = next((one for one in self.awaited if one.startswith(f"signal:{name}#")), None)
+        if field is not None:
+            del self.awaited[field]
+            self.release(now)
+
+    def release(self, now: float, *, at_once: bool = False) -> None:
+        """Let the job run if its waits and its children are all over, or in any case `at_once`."""
+        is_over = self.wait_due(now) == now if self.awaited else not self.pending
+        if (is_over or at_once) and self.state is JobState.WAITING_CHILDREN:
+            delay = 0.0 if self.starts else self.delay
+            self.queue_up(now + delay, is_front=not delay)
+            self.state = JobState.DELAYED if delay else JobState.WAITING
 
     def wait_due(self, now: float) -> float | None:
         """Return the virtual time when the job runs again without a signal, or None."""
-        if self.awaited is None or self.pending:
+        if not self.awaited or self.pending:
             return None
-        ends = (read_wait(self.steps[self.awaited]).until, self.as_job().expires_ms)
+        until, expires_ms = list(self.awaited.values()), self.as_job().expires_ms
+        ends = [expires_ms, None if None in until else max(each for each in until if each)]
         end_ms = min((each for each in ends if each is not None), default=None)
         return None if end_ms is None else max(now, now + (end_ms - self.wall_ms(now)) / 1000)
 
     def open_stream(self, limit: int, life_ms: int) -> None:
         """Begin the items of a new attempt."""
+        self._stream_limit = limit
         self._last_entry = EntryId(self._last_entry.run + 1, 0)
         if self._last_entry.run > 1:
-            self.entries.append(Entry(self._last_entry, "restart", attempt=self.attempts + 1))
+            self._write(Entry(self._last_entry, "restart", attempt=self.attempts + 1))
 
     def emit(self, raw: bytes) -> None:
         """Add an item."""
         self._last_entry = EntryId(self._last_entry.run, self._last_entry.number + 1)
-        self.entries.append(Entry(self._last_entry, "item", raw))
+        self._write(Entry(self._last_entry, "item", raw))
+
+    def _write(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        del self.entries[: -self._stream_limit]
 
     def flush_stream(self) -> None:
         """Do nothing: all items are here."""
@@ -353,20 +396,18 @@ def spawn(parent: RecordedJob, children: Children) -> list[str]:
     return [child.id for child in below]
 
 
-def await_children(job: RecordedJob, new: int) -> None:
-    """Make a job wait for its children, or run again if none is pending.
+def await_children(job: RecordedJob, new: int, now: float) -> None:
+    """Make a job wait for its children and waits, or run again if none is pending.
 
     The job will fail if it waits twice in a row without a child to wait for.
     """
-    if job.awaited is not None:
-        job.idle_waits, job.state = 0, JobState.WAITING_CHILDREN
-        return
-    job.idle_waits = 0 if job.pending or new else job.idle_waits + 1
+    job.idle_waits = 0 if job.pending or new or job.has_awaited else job.idle_waits + 1
     if job.idle_waits > 1:
         job.deferred_failure = (
             "the task raised WaitForChildren twice in a row, and had no new child to wait for"
         )
-    job.state = JobState.WAITING_CHILDREN if job.pending else JobState.WAITING
+    job.state = JobState.WAITING_CHILDREN
+    job.release(now)
 
 
 def refused_by_children(job: RecordedJob, outcome: Outcome) -> Outcome:
@@ -421,10 +462,7 @@ def update_parent(child: RecordedJob, now: float) -> None:
         if child.on_failure == "fail":
             parent.deferred_failure = f"child {child.key} failed"
     parent.pending.remove(child)
-    if parent.state is JobState.WAITING_CHILDREN and (at_once or not parent.pending):
-        delay = parent.options.delay or 0.0
-        parent.due = now + delay
-        parent.state = JobState.DELAYED if delay else JobState.WAITING
+    parent.release(now, at_once=at_once)
 
 
 # The `JobPort` of a job that runs in a box.

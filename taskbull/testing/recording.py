@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -156,7 +156,7 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         recorded = self._job
         if recorded.state is JobState.FAILED:
             raise failure_of(recorded)
-        if recorded.awaited is not None:
+        if recorded.awaited:
             waiting = next(one for one in self.steps() if one.is_waiting)
             how = "signal() sends it" if waiting.kind == "signal" else "advance() ends it"
             raise TimeoutError(f"{recorded!r} waits: {waiting.label}. {how}")
@@ -165,8 +165,7 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
                 f"{recorded!r} has not run yet: call run() on the recorded jobs. A remote task "
                 "also needs answer()"
             )
-        value: R_co = self._read(payload.encode(recorded.value, "result"))
-        return value
+        return self._decoded(payload.encode(recorded.value, "result"))
 
     async def aresult(self, timeout: Any = None) -> R_co:
         """Return the job's result. See `result`."""
@@ -300,6 +299,7 @@ class Box:
         # By queue and group: the number of its turn, and the jobs that it has started in it.
         self._group_turns: dict[str, dict[str | None, tuple[int, int]]] = {}
         self._turn_numbers = count()
+        self._limited_until: dict[str, float] = {}  # By queue, in virtual time.
         self._answers: dict[str, Route] = {}  # By the names of remote tasks.
 
     def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
@@ -552,7 +552,8 @@ class Box:
         the lifespan's event loop, in another thread.
 
         Args:
-            check: Raise `JobFailed` at the end if a job has permanently failed.
+            check: Raise `JobFailed` at the end if a job has permanently failed. Each failure counts
+                for one call.
             backend: Event loop for async functions: "asyncio" or "trio".
             limit: Turn limit. A turn is one attempt at a job or a batch.
 
@@ -591,7 +592,8 @@ class Box:
 
         Args:
             duration: Time to pass, in seconds or as a `timedelta`.
-            check: Raise `JobFailed` at the end if a job has permanently failed.
+            check: Raise `JobFailed` at the end if a job has permanently failed. Each failure counts
+                for one call.
             backend: Event loop for async functions: "asyncio" or "trio".
             limit: Turn limit, as in `run`.
             **time: Time to pass in addition, as keyword arguments of `timedelta`.
@@ -682,6 +684,8 @@ class Box:
             # A job that enqueues others in inline mode is still running.
             waiting = [job for job in self.jobs if job.state in _RUNNABLE and job.run is None]
             waiting = [job for job in waiting if not self._needs_answer(job)]
+            for job in waiting:
+                job.due = max(job.due, self._limited_until.get(job.queue, 0.0))
             if until is not None:
                 waiting += self._end_waits(until)
                 waiting += self._scheduled(min((job.due for job in waiting), default=until), until)
@@ -696,44 +700,49 @@ class Box:
                 )
             first = min(waiting, key=_turn)
             self.now = max(self.now, first.due)
-            yield self._together(self._first_in_turn(first, waiting), waiting)
+            yield self._next_jobs(first.queue, waiting)
 
-    def _first_in_turn(self, first: RecordedJob, waiting: list[RecordedJob]) -> RecordedJob:
-        """Return the due job of the group whose turn it is, in the queue of the first job."""
-        due = [job for job in waiting if job.due <= self.now and job.queue == first.queue]
-        if all(job.options.group is None for job in due):
-            return first
-        groups = {job.options.group for job in due}
-        turns = self._group_turns.setdefault(first.queue, {})
-        for gone in turns.keys() - groups:
+    def _next_jobs(self, queue: str, waiting: list[RecordedJob]) -> list[RecordedJob]:
+        """Return the next job of a queue, or those of a batch, in the turns of their groups."""
+        due = [job for job in waiting if job.due <= self.now and job.queue == queue]
+        found = [self._next_job(queue, due)]
+        task = self._app.tasks.get(found[0].name)
+        size = task.batch.size if task is not None and is_batch(task) else 1
+        alike = [job for job in due if job.name == found[0].name and job is not found[0]]
+        while alike and len(found) < size:
+            found.append(self._next_job(queue, alike))
+            alike.remove(found[-1])
+        return found
+
+    def _next_job(self, queue: str, due: list[RecordedJob]) -> RecordedJob:
+        """Return the job whose turn it is."""
+        turns = self._group_turns.setdefault(queue, {})
+        if not turns and all(job.options.group is None for job in due):
+            return min(due, key=_turn)
+        sizes = Counter(job.options.group for job in due)
+        for gone in turns.keys() - sizes.keys():
             del turns[gone]
-        for job in sorted(due, key=_turn):
+        for job in sorted(due, key=lambda job: (job.due, abs(job.place))):
             if job.options.group not in turns:
                 turns[job.options.group] = next(self._turn_numbers), 0
         group = min(turns, key=lambda group: turns[group])
-        number, started = turns[group]
-        is_over = started + 1 >= group_weight(self._app, first.queue, group)
-        turns[group] = (next(self._turn_numbers), 0) if is_over else (number, started + 1)
+        number, started = turns.pop(group)
+        if sizes[group] > 1:  # A group without jobs loses its turn.
+            is_over = started + 1 >= group_weight(self._app, queue, group)
+            turns[group] = (next(self._turn_numbers), 0) if is_over else (number, started + 1)
         return min((job for job in due if job.options.group == group), key=_turn)
 
     def _end_waits(self, until: float, only: str = "") -> list[RecordedJob]:
         """Return the jobs whose waits of a kind end by `until` without a signal."""
         found: list[RecordedJob] = []
         for job in self.jobs:
-            if job.awaited is None or not job.awaited.startswith(only):
+            if not all(field.startswith(only) for field in job.awaited):
                 continue
             due = job.wait_due(self.now)
             if job.state is JobState.WAITING_CHILDREN and due is not None and due <= until:
                 job.due = due
                 found.append(job)
         return found
-
-    def _together(self, first: RecordedJob, waiting: list[RecordedJob]) -> list[RecordedJob]:
-        task = self._app.tasks.get(first.name)
-        if task is None or not is_batch(task):
-            return [first]
-        alike = [job for job in waiting if job.name == first.name and job.queue == first.queue]
-        return sorted((job for job in alike if job.due <= self.now), key=_turn)[: task.batch.size]
 
     def _scheduled(self, next_due: float, until: float) -> list[RecordedJob]:
         """Add the runs of schedules that are due before the next job."""
@@ -798,13 +807,16 @@ class Box:
             case RetryAfter(failure, delay):
                 job.attempts += 1
                 job.failure = failure
-                self._put_off(job, delay)
-            case SnoozeFor(delay) | LimitQueue(delay):
-                self._put_off(job, delay)
+                self._put_off(job, delay, is_front=job.options.lifo)
+            case SnoozeFor(delay):
+                self._put_off(job, delay, is_front=True)
+            case LimitQueue(delay):
+                self._put_off(job, 0.0, is_front=True)
+                self._limited_until[job.queue] = self.now + delay
             case AwaitChildren():
-                await_children(job, len(new))
+                await_children(job, len(new), self.now)
             case Release() | Discard():
-                self._put_off(job, 0.0)
+                self._put_off(job, 0.0, is_front=True)
             case _:
                 assert_never(outcome)
         update_parent(job, self.now)
@@ -812,15 +824,17 @@ class Box:
             return None
         return ended_event(job, outcome)
 
-    def _put_off(self, job: RecordedJob, delay: float) -> None:
-        job.due = self.now + delay
+    def _put_off(self, job: RecordedJob, delay: float, *, is_front: bool) -> None:
+        job.queue_up(self.now + delay, is_front=is_front and not delay)
         job.state = JobState.DELAYED if delay else JobState.WAITING
 
     def _check(self, *, check: bool) -> None:
-        failed = next((job for job in self.jobs if job.failed_by_itself), None)
-        if check and failed is not None:
-            cause = failed.failure.error if failed.failure else None
-            raise failure_of(failed) from cause
+        new = [job for job in self.jobs if job.failed_by_itself and not job.is_checked]
+        for job in new:
+            job.is_checked = True
+        if check and new:
+            cause = new[0].failure.error if new[0].failure else None
+            raise failure_of(new[0]) from cause
 
 
 def answer_route(task: RemoteTask[..., Any], answer: Any) -> Route:
@@ -966,7 +980,7 @@ class InlineJobs:
 
 
 def _turn(job: RecordedJob) -> tuple[float, int, int]:
-    return job.due, job.options.priority, job.number
+    return job.due, job.options.priority, job.place
 
 
 def _seconds_of(duration: Duration, time: Mapping[str, float]) -> float:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import copy_context
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import anyio
 from anyio import CancelScope, Event, create_task_group
@@ -15,26 +15,19 @@ from anyio.from_thread import start_blocking_portal
 
 from taskbull.app.app import App
 from taskbull.app.group import Resources
-from taskbull.core import events
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import ExecutionMode, Job, current
 from taskbull.core.outcome import Complete, Discard, Fail, Outcome
 from taskbull.core.schedule import Cron, Every
+from taskbull.core.validation import is_async
 from taskbull.errors import ConfigurationError
 from taskbull.queue.handle import in_event_loop
 from taskbull.store.backend import Waiter, waiters
 from taskbull.testing.recorded_job import WORKER_ID, BoxPort, RecordedJob
+from taskbull.worker import running_job
 from taskbull.worker.attempt import Executor, Route
 from taskbull.worker.batch import BatchCall, BatchMember, BatchRules, Perform, is_called_alone
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import (
-    JobEnvironment,
-    RunningJob,
-    enter_batch,
-    enter_slot,
-    job_thread,
-    leave_batch,
-)
 from taskbull.worker.threads import ThreadPool
 
 # Batches. A box has all due jobs of a batch available, so nothing waits for more.
@@ -61,7 +54,7 @@ class Rendezvous:
         return self
 
     async def join(
-        self, job: RunningJob, item: Any, timeout: float | None, perform: Perform
+        self, job: running_job.RunningJob, item: Any, timeout: float | None, perform: Perform
     ) -> Any:
         """Join the batch, wait for its call, and return the job's result."""
         member = BatchMember(job, item, timeout, perform, self._new_waiter())
@@ -85,7 +78,7 @@ class Rendezvous:
 
 async def _perform(call: BatchCall) -> None:
     batch = call.batch()
-    token = enter_batch(batch.jobs)
+    token = running_job.enter_batch(batch.jobs)
     try:
         results = await call.members[0].perform(batch, call.timeout)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the task's code may raise anything
@@ -93,7 +86,7 @@ async def _perform(call: BatchCall) -> None:
     else:
         call.end(results)
     finally:
-        leave_batch(token)
+        running_job.leave_batch(token)
 
 
 async def run_together(make: Callable[[Rendezvous], Sequence[Attempt]]) -> list[Outcome]:
@@ -220,7 +213,7 @@ class Stage:
 
     def call_hook(self, hook: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Call a hook in this thread, or in an event loop if it is an `async def`."""
-        if not events.is_async(hook):
+        if not is_async(hook):
             hook(*args)
             return
 
@@ -232,7 +225,7 @@ class Stage:
 
     async def acall_hook(self, hook: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Await a hook, or call it in a thread if it is a sync function."""
-        if events.is_async(hook):
+        if is_async(hook):
             await hook(*args)
         else:
             await anyio.to_thread.run_sync(partial(hook, *args))
@@ -260,17 +253,17 @@ class Stage:
             return recorded.wall_ms(self._now())
 
         record = BoxPort(recorded, wall_ms)
-        recorded.awaited = None
-        environment = JobEnvironment(
+        recorded.awaited, recorded.has_awaited = {}, False
+        environment = running_job.JobEnvironment(
             recorded.queue, WORKER_ID, lambda _: record, self._resources_of, wall_ms
         )
         executor = Executor(environment, self._resolve, threads=threads, batches=batches)
         with _running(recorded, wall_ms()) as run:
             try:
                 if threads is None:  # Without threads there is no event loop, so no cancel scope.
-                    with job_thread():
+                    with running_job.job_thread():
                         return _with_cancellation(run, await executor.attempt(run))
-                enter_slot()
+                running_job.enter_slot()
                 with CancelScope() as scope:
                     return _with_cancellation(run, await executor.attempt(run, scope))
             except SystemExit as error:  # Others, such as `pytest.fail`, end the test.
@@ -295,6 +288,7 @@ class Stage:
 @contextmanager
 def _running(recorded: RecordedJob, now_ms: int) -> Generator[Run]:
     recorded.started_ms = now_ms
+    recorded.starts += 1
     recorded.run = run = Run(recorded.as_job(), token="", renewed=0.0)
     try:
         yield run
@@ -310,11 +304,10 @@ def _with_cancellation(run: Run, outcome: Outcome) -> Outcome:
     return run.stopped(None if failure is None else failure.error)
 
 
-class Given:
+class Given(NamedTuple):
     """Resources that replace those of the app's lifespans, which then do not run."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
 @asynccontextmanager

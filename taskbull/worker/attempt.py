@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from random import random
-from time import monotonic
 from types import FrameType
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
@@ -52,7 +51,7 @@ from taskbull.scripts.change import encode_signal
 from taskbull.worker.batch import Batch, BatchRules, Gathering
 from taskbull.worker.pool.messages import Json, check_size, opened, outcome_of, remote_error_of
 from taskbull.worker.pool.pool import ProcessPool
-from taskbull.worker.run import NotStarted, ResultCheck, Run, end_child_of, loop_offset
+from taskbull.worker.run import NotStarted, ResultCheck, Run, end_child_of
 from taskbull.worker.running_job import (
     JobEnvironment,
     RunningJob,
@@ -63,7 +62,14 @@ from taskbull.worker.running_job import (
     run_of,
     stopped_by,
 )
-from taskbull.worker.threads import ThreadCall, ThreadDispatcher, ThreadPool, current_frames
+from taskbull.worker.threads import (
+    THREAD_PATIENCE,
+    ThreadCall,
+    ThreadDispatcher,
+    ThreadPool,
+    TimeLimit,
+    current_frames,
+)
 
 # Outcomes.
 
@@ -251,46 +257,6 @@ _SYSTEM_ROUTES: Final = {WAIT_JOB: Route(_end_wait), SIGNAL_JOB: Route(_send_sig
 def system_route(name: str) -> Route | None:
     """Return the route of a job that every worker can run, whatever its tasks."""
     return _SYSTEM_ROUTES.get(name)
-
-
-# Time limits.
-
-
-THREAD_PATIENCE: Final = 60.0
-"""Seconds that a job with a timeout waits for a free thread or process before it is delayed."""
-
-
-class TimeLimit:
-    """Cancels a scope when an attempt exceeds its timeout.
-
-    Time spent waiting for a free thread or process does not count.
-    """
-
-    __slots__ = ("_left", "_loop_offset", "_scope", "stopped")
-
-    def __init__(self, scope: CancelScope, seconds: float) -> None:
-        self._scope = scope
-        self._left = seconds
-        self._loop_offset = loop_offset()
-        self.stopped = False
-        """True while the attempt waits for a free thread or process."""
-        scope.deadline = self._now() + seconds
-
-    def stop(self) -> None:
-        """Pause the clock."""
-        now = self._now()
-        self._left = self._scope.deadline - now
-        self._scope.deadline = now + THREAD_PATIENCE
-        self.stopped = True
-
-    def go_on(self) -> None:
-        """Resume the clock."""
-        self._scope.deadline = self._now() + self._left
-        self.stopped = False
-
-    def _now(self) -> float:
-        """Return the event loop's time. Unlike anyio's function, it also works in a callback."""
-        return monotonic() + self._loop_offset
 
 
 # Attempts.

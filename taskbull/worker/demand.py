@@ -6,19 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
-from taskbull.core import events
+from taskbull.core import events, retry
 from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, Fail, Outcome
-from taskbull.core.retry import (
-    Breaker,
-    CircuitBreaker,
-    Closed,
-    HalfOpened,
-    Opened,
-    Transition,
-    attempts_of,
-    fail_corrupt_job,
-)
 from taskbull.core.validation import from_ms, to_ms
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.call import is_denial
@@ -52,7 +42,7 @@ _ENOUGH = 25
 class Demand:
     """The state of one queue's slots, calls and expected jobs."""
 
-    def __init__(self, concurrency: int, breaker: Breaker | None = None) -> None:
+    def __init__(self, concurrency: int, breaker: retry.Breaker | None = None) -> None:
         self._concurrency = concurrency
         self._breaker = breaker
         self.enough = max(1, min(_ENOUGH, concurrency // 2))
@@ -181,10 +171,10 @@ def pack(batch: list[Run], now_ms: int) -> list[Packed]:
         job, token, outcome = run.job, run.token, run.outcome
         run.written_ms = now_ms
         try:
-            attempts = attempts_of(job, run.policy) if isinstance(outcome, Fail) else 0
+            attempts = retry.attempts_of(job, run.policy) if isinstance(outcome, Fail) else 0
             packed.append(pack_outcome(job, token, outcome, attempts, now_ms))
         except Exception as fault:  # noqa: BLE001 - no job may crash its worker
-            run.outcome = failed = fail_corrupt_job(job, fault)
+            run.outcome = failed = retry.fail_corrupt_job(job, fault)
             # Use a bare job, because the stored options, such as retention, are not reliable.
             packed.append(pack_outcome(Job(id=job.id), token, failed, 1, now_ms))
     return packed
@@ -218,9 +208,9 @@ class Circuit:
     """The circuit breaker of one queue, which limits fetching based on recent outcomes."""
 
     def __init__(
-        self, options: CircuitBreaker, reporter: Reporter, clock: Clock, alarm: Alarm
+        self, options: retry.CircuitBreaker, reporter: Reporter, clock: Clock, alarm: Alarm
     ) -> None:
-        self.breaker = Breaker(options)
+        self.breaker = retry.Breaker(options)
         self._reporter = reporter
         self._clock = clock
         self._alarm = alarm
@@ -232,24 +222,25 @@ class Circuit:
 
     def count(self, job_id: str, outcome: Outcome) -> None:
         """Count a job's outcome."""
-        self._emit(self.breaker.ended(job_id, outcome, self._clock.now()))
+        self._emit(self.breaker.ended(job_id, outcome, self._clock.now()), job_id)
 
     def _set_alarm(self) -> None:
         if self.breaker.wakes_at is not None:
             self._alarm.set(self.breaker.wakes_at)
 
-    def _emit(self, transition: Transition | None) -> None:
-        emit = self._reporter.emit
-        match transition:
+    def _emit(self, changed: retry.BreakerState | None, job_id: str = "") -> None:
+        emit, breaker = self._reporter.emit, self.breaker
+        match changed:
             case None:
                 pass
-            case Opened(failures, threshold):
+            case retry.BreakerState.OPEN:
                 self._set_alarm()
-                emit(events.CircuitOpened, failures=failures, threshold=threshold)
-            case HalfOpened(duration):
-                emit(events.CircuitHalfOpened, duration=duration)
-            case Closed(test_job_id):
-                emit(events.CircuitClosed, test_job_id=test_job_id)
+                threshold = breaker.options.threshold
+                emit(events.CircuitOpened, failures=breaker.failures, threshold=threshold)
+            case retry.BreakerState.HALF_OPEN:
+                emit(events.CircuitHalfOpened, duration=breaker.duration)
+            case retry.BreakerState.CLOSED:
+                emit(events.CircuitClosed, test_job_id=job_id)
 
 
 # Quarantine. Jobs that have stalled start one at a time, so that a job that kills its process takes

@@ -161,19 +161,18 @@ _PIECE = 500
 """Maximum number of locks that one call renews."""
 
 
-class QueueHeartbeat:
+class QueueHeartbeat(Struct, eq=False):
     """The renewal state of one queue."""
 
-    def __init__(self, context: QueueContext, due: float) -> None:
-        self.context = context
-        self.due = due
-        self.node: Endpoint | None = None
-        """The queue's Cluster node at the last renewal."""
-        self.failures = 0
-        """Number of consecutive failed renewals."""
-        self.unreachable_since: float | None = None
-        self.blocked = 0.0
-        """Longest time in seconds that the event loop was blocked since the last renewal."""
+    context: QueueContext
+    due: float
+    node: Endpoint | None = None
+    """The queue's Cluster node at the last renewal."""
+    failures: int = 0
+    """Number of consecutive failed renewals."""
+    unreachable_since: float | None = None
+    blocked: float = 0.0
+    """Longest time in seconds that the event loop was blocked since the last renewal."""
 
 
 class Heartbeat:

@@ -25,6 +25,7 @@ from taskbull.core import events
 from taskbull.core.events import FailureHook, SuccessHook
 from taskbull.core.job import Job
 from taskbull.core.outcome import cancelled
+from taskbull.core.validation import is_async
 from taskbull.errors import TaskbullError
 from taskbull.observability.logs import cut
 from taskbull.scripts.change import register_hooks, take_ended
@@ -213,7 +214,7 @@ class Hooks:
         args: Callable[[], Args],
     ) -> None:
         try:
-            if events.is_async(function):
+            if is_async(function):
                 async with AsyncExitStack() as around:
                     for enter in AROUND_ASYNC_HOOKS:
                         await around.enter_async_context(enter())

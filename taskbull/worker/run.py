@@ -37,7 +37,6 @@ from typing import (
     Protocol,
     TypeAlias,
     TypeVar,
-    runtime_checkable,
 )
 from uuid import uuid4
 
@@ -744,8 +743,8 @@ class Listeners:
 
     def _subscribers(self, kind: type[events.Event]) -> _Subscribers:
         listeners = tuple(one for wanted, one in self._all if issubclass(kind, wanted))
-        chosen: tuple[object, ...] = listeners
-        asked = tuple(one.wants for one in chosen if isinstance(one, _SelectiveListener))
+        found = (getattr(one, "wants", None) for one in listeners)
+        asked = tuple(wants for wants in found if wants is not None)
         subscribers = _Subscribers(listeners, len(asked) < len(listeners), asked)
         self._by_kind[kind] = subscribers
         return subscribers
@@ -764,11 +763,6 @@ def _log(message: str, *about: str) -> None:
     """Log the current error, and ignore a user's log filter that raises."""
     with suppress(BaseException):
         logger.error(message, *about, exc_info=sys.exc_info())
-
-
-@runtime_checkable
-class _SelectiveListener(Protocol):
-    def wants(self, kind: type[events.Event], /) -> bool: ...
 
 
 class _Subscribers(Struct, frozen=True):

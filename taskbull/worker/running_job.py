@@ -753,29 +753,11 @@ class RunningJob:
         """Sleep without occupying a thread. For sync functions; see `asleep`."""
         self._steps.wait("sleep", "", seconds("duration", duration), payload.decode)
 
-    def child_results(self, name: str) -> list[bytes]:
-        """Return the results of the children of a name, as JSON."""
-        results: list[bytes] = self._port.call("child_results", name)
-        return results
-
-    async def achild_results(self, name: str) -> list[bytes]:
-        """Return the results of the children of a name, as JSON."""
-        results: list[bytes] = await self._port.acall("child_results", name)
-        return results
-
     @property
     def redis_wait_seconds(self) -> float:
         """Seconds that the job had to wait for Redis to accept its writes."""
         port = self._run.port
         return 0.0 if port is None else port.redis_wait_seconds
-
-    async def arecord_unknown_task(self, patience: float) -> float:
-        """Record that this worker cannot run the job.
-
-        Return the seconds since a worker first recorded it. Once that reaches `patience`, the
-        record is removed, and the job should fail.
-        """
-        return await self._port.arecord_unknown_task(patience)
 
     @property
     def _steps(self) -> JobSteps:

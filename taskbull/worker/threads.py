@@ -17,29 +17,57 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Final
 
-from anyio import get_cancelled_exc_class
+from anyio import CancelScope, get_cancelled_exc_class
 from msgspec import Struct
 
 from taskbull.core.outcome import Outcome, Release
 from taskbull.store.backend import Waiter, poster, waiters, wake
-from taskbull.worker.run import Run, end_child_of
+from taskbull.worker.run import Run, end_child_of, loop_offset
 from taskbull.worker.running_job import job_thread
 
-# The thread pool.
+# Time limits.
 
 
-class Stoppable(Protocol):
-    """A clock that can be paused."""
+THREAD_PATIENCE: Final = 60.0
+"""Seconds that a job with a timeout waits for a free thread or process before it is delayed."""
+
+
+class TimeLimit:
+    """Cancels a scope when an attempt exceeds its timeout.
+
+    Time spent waiting for a free thread or process does not count.
+    """
+
+    __slots__ = ("_left", "_loop_offset", "_scope", "stopped")
+
+    def __init__(self, scope: CancelScope, seconds: float) -> None:
+        self._scope = scope
+        self._left = seconds
+        self._loop_offset = loop_offset()
+        self.stopped = False
+        """True while the attempt waits for a free thread or process."""
+        scope.deadline = self._now() + seconds
 
     def stop(self) -> None:
         """Pause the clock."""
-        ...
+        now = self._now()
+        self._left = self._scope.deadline - now
+        self._scope.deadline = now + THREAD_PATIENCE
+        self.stopped = True
 
     def go_on(self) -> None:
         """Resume the clock."""
-        ...
+        self._scope.deadline = self._now() + self._left
+        self.stopped = False
+
+    def _now(self) -> float:
+        """Return the event loop's time. Unlike anyio's function, it also works in a callback."""
+        return monotonic() + self._loop_offset
+
+
+# The thread pool.
 
 
 class ThreadCall(Struct, eq=False):
@@ -61,7 +89,7 @@ class ThreadCall(Struct, eq=False):
     """True if it counts as abandoned: a thread had started it."""
     collected: bool = False
     """True once the event loop has collected it."""
-    clock: Stoppable | None = None
+    clock: TimeLimit | None = None
     """The clock to pause until a thread is free."""
     value: Any = None
     error: BaseException | None = None
@@ -114,7 +142,7 @@ class ThreadPool:
         function: Callable[..., Any],
         /,
         *args: Any,
-        clock: Stoppable | None = None,
+        clock: TimeLimit | None = None,
         owner: Run | None = None,
     ) -> Any:
         """Run a function in a thread, in the caller's context, and return its result.
@@ -199,7 +227,7 @@ class ThreadPool:
     def _limit(self) -> int:
         return self.size + min(self.abandoned, self.size)
 
-    def _put(self, call: ThreadCall, clock: Stoppable | None = None) -> None:
+    def _put(self, call: ThreadCall, clock: TimeLimit | None = None) -> None:
         self._busy += 1
         another = self._threads < min(self._busy + self.abandoned, self._limit)
         self._threads += another

@@ -36,7 +36,7 @@ from taskbull.core.keys import PREFIX, JobState
 from taskbull.core.options import NO_RULES, QueueOptions, WorkerOptions
 from taskbull.core.outcome import leaves
 from taskbull.core.retry import NO_POLICY, BreakerState, CircuitBreaker, RetryPolicy
-from taskbull.core.validation import check_list, check_type, from_ms, refusal
+from taskbull.core.validation import check_list, check_type, from_ms, is_async, refusal
 from taskbull.errors import ConfigurationError, ConnectionLost, InvalidReply, MaybeExecuted
 from taskbull.observability.logs import LogLines
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics, application_metrics
@@ -292,7 +292,7 @@ class Worker:
             ConfigurationError: If an argument is invalid.
         """
         events.check_listener(kind, listener, thread=thread)
-        if thread or events.is_async(listener):
+        if thread or is_async(listener):
             self._hooks.is_used = True
             listener = self._hooks.listener(listener)
         self._listeners.on(kind, listener)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from taskbull.app.app import App
+from taskbull.core.keys import QueueKeys
 from tests.servers.kinds import KINDS, Reachable, SharedServers
 
 
@@ -15,6 +16,12 @@ from tests.servers.kinds import KINDS, Reachable, SharedServers
 def server(shared_servers: SharedServers) -> Reachable:
     """One kind is enough here, because lower layers handle the differences."""
     return shared_servers.emptied(KINDS[0])
+
+
+@pytest.fixture
+def keys(prefix: str) -> QueueKeys:
+    """Keys of the default queue."""
+    return QueueKeys("default", prefix=prefix)
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"include": "shop.tasks"}, "include must be a list"),
     ({"include": [5]}, "module in include"),
     ({"hash_tag": "x"}, "hash_tag"),
+    ({"inline": []}, "inline"),
+    ({"inline": 0}, "inline"),
     ({"enqueue_timeout": 0}, "enqueue_timeout"),
     ({"enqueue_timeout": -1}, "enqueue_timeout"),
 ]

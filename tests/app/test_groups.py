@@ -270,3 +270,37 @@ def test_recorded_jobs_run_with_the_declared_weights(app: App) -> None:
         box.run()
     assert "".join(order) == "abbacbba"
     app.close()
+
+
+def test_recorded_batches_mix_groups_in_turns(app: App) -> None:
+    batches: list[str] = []
+
+    @app.batch_task(size=4, group_by=lambda letters: letters)
+    def work(letters: list[str]) -> list[None]:
+        batches.append("".join(letters))
+        return [None] * len(letters)
+
+    with recorded(app) as box:
+        for letter in "aaaabb":
+            work.delay(letter)
+        box.run()
+    assert batches == ["abab", "aa"]
+    app.close()
+
+
+def test_a_recorded_group_without_waiting_jobs_loses_its_turn(app: App) -> None:
+    order: list[str] = []
+
+    @app.task(group_by="tenant")
+    async def work(tenant: str) -> None:
+        order.append(tenant)
+        if current_job().job.attempts_started == 1:
+            await current_job().asleep(60)
+
+    with recorded(app) as box:
+        for tenant in "ab":
+            work.delay(tenant)
+        box.run()
+        box.advance(60)
+    assert "".join(order) == "abab"
+    app.close()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import pytest
 from anyio import create_task_group, fail_after
 
@@ -110,6 +111,10 @@ def test_an_app_and_a_group_select_errors_for_their_tasks() -> None:
         ({"retry_on": OSError, "fail_on": (OSError,)}, "both contain OSError"),
         ({"dedup": 3}, "dedup must be a key"),
         ({"dedup": "{"}, "valid format string"),
+        ({"dedup": ""}, "dedup key must not be empty"),
+        ({"dedup": anyio.sleep}, "dedup must be a key, a Dedup or a sync function"),
+        ({"group_by": anyio.sleep}, "group_by must be a parameter's name or a sync function"),
+        ({"group_by": "number", "cost": anyio.sleep}, "cost must be an int"),
         ({"dedup": "a-{}"}, "name parameters"),
         ({"dedup": "a-{other}"}, "'other', which is not one of its parameters"),
         ({"process": 1}, "process"),
@@ -120,6 +125,17 @@ def test_wrong_options_are_refused(local: App, options: dict[str, Any], told: st
 
         @local.task(**options)  # type: ignore[untyped-decorator]
         def work(number: int) -> None: ...
+
+
+def test_a_rule_that_does_not_fit_the_arguments_is_named(local: App) -> None:
+    @local.task(dedup="{number.sign}")
+    def work(number: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"dedup '\{number\.sign\}' does not fit"):
+        work.job(5)
+    priced = work.options(dedup=None, group="a", cost=lambda price: price)
+    with pytest.raises(ConfigurationError, match="cost uses the argument 'price'"):
+        priced.job(5)
 
 
 @pytest.mark.parametrize("is_async", [True, False])

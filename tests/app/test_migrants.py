@@ -615,8 +615,20 @@ async def test_hooks_may_be_objects_with_an_async_call(app: App) -> None:
 
 
 @pytest.mark.parametrize("is_batch", [True, False])
-async def test_a_result_that_does_not_fit_fails_the_job(app: App, is_batch: bool) -> None:
+@pytest.mark.parametrize("layer", ["none", "plain", "async"])
+async def test_a_result_that_does_not_fit_fails_the_job(
+    app: App, is_batch: bool, layer: str
+) -> None:
     """V4."""
+
+    def plain(job: Any, call_next: Any) -> Any:
+        return call_next(job)
+
+    async def around(job: Any, call_next: Any) -> Any:
+        return await call_next(job)
+
+    if layer != "none":
+        app.middleware(plain if layer == "plain" else around)
 
     def many(xs: list[int]) -> list[str]:
         return [None] * len(xs)  # type: ignore[list-item]

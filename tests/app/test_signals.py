@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,6 +33,7 @@ from taskbull import (
 )
 from taskbull.core.keys import QueueKeys
 from taskbull.monitor.server import Server
+from tests.servers.cluster import Cluster
 from tests.servers.kinds import Reachable
 from tests.worker.bed import until
 
@@ -42,16 +44,6 @@ LIMIT = 60.0
 class Approval:
     ok: bool
     by: str = ""
-
-
-@pytest.fixture
-def admin(server: Reachable) -> redis.Redis:
-    return redis.Redis.from_url(server.url)
-
-
-@pytest.fixture
-def keys(prefix: str) -> QueueKeys:
-    return QueueKeys("default", prefix=prefix)
 
 
 class Waiting:
@@ -577,3 +569,33 @@ async def test_a_job_with_the_id_of_a_wait_neither_ends_it_nor_is_lost(  # S9
 
 def admin_delayed(waiting: Waiting) -> list[Any]:
     return list(waiting.admin.zrange(waiting.keys.delayed, 0, -1))
+
+
+async def test_steps_signals_and_streams_work_in_a_cluster(cluster: Cluster, prefix: str) -> None:
+    app = App("publisher", redis=cluster.url, prefix=prefix)
+    drafts: list[int] = []
+
+    @step
+    async def draft(number: int) -> int:
+        drafts.append(number)
+        return number
+
+    @app.task(attempts=2, backoff=Backoff.none(), group_by="author")
+    async def publish(author: str, number: int) -> AsyncIterator[int]:
+        yield await draft(number)
+        yield await current_job().await_signal("approval", int)
+        await current_job().asleep(0.001)
+        if current_job().attempt == 1:
+            raise ConnectionError
+
+    await app.queue("default").set_group("ann", concurrency=1)
+    with fail_after(LIMIT):
+        async with app.worker().running():
+            jobs = [await publish.adelay("ann", number) for number in range(3)]
+            for number, job in enumerate(jobs):
+                await job.asignal("approval", number + 10)
+            for number, job in enumerate(jobs):
+                items = [item async for item in job.astream()]
+                assert items[-2:] == await job.aresult() == [number, number + 10]
+    assert sorted(drafts) == [0, 1, 2]
+    app.close()

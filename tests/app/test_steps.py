@@ -30,7 +30,6 @@ from taskbull import (
     step,
 )
 from taskbull.core.keys import QueueKeys
-from tests.servers.kinds import Reachable
 from tests.worker.bed import until
 
 LIMIT = 60.0
@@ -41,16 +40,6 @@ class Receipt:
     order: str
     total: int
     at: datetime
-
-
-@pytest.fixture
-def admin(server: Reachable) -> redis.Redis:
-    return redis.Redis.from_url(server.url)
-
-
-@pytest.fixture
-def keys(prefix: str) -> QueueKeys:
-    return QueueKeys("default", prefix=prefix)
 
 
 def monitored(admin: redis.Redis, key: str) -> Callable[[], int]:

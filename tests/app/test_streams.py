@@ -599,7 +599,7 @@ async def test_server_sent_events_resume(bed: Bed) -> None:
                 "type": "JobFailed",
                 "reason": "ValueError: no luck",
             }
-        for wrong in ("x", "1", "1-2-3", "1-99999999999999999999"):
+        for wrong in ("x", "1", "1-2-3", "1-99999999999999999999", "\uff11-1"):
             with pytest.raises(ConfigurationError, match="last_event_id"):
                 job.sse(wrong)
 
@@ -744,7 +744,7 @@ def test_wrong_declarations_are_refused() -> None:
         app.task(stream_limit=0)(items)
     with pytest.raises(ConfigurationError, match="stream_ttl"):
         app.task(stream_ttl=0)(items)
-    with pytest.raises(ConfigurationError, match="reduce must be a function"):
+    with pytest.raises(ConfigurationError, match="reduce must be a sync function"):
         app.task(reduce="join")(items)  # type: ignore[call-overload]
     assert not app.tasks
 
@@ -776,6 +776,22 @@ def test_a_box_collects_items() -> None:
         yield text
 
     assert list(twice.stream("a")) == ["a", "a"]
+
+
+async def test_a_box_keeps_as_many_items_as_redis() -> None:
+    app = App("x", redis="redis://localhost:1")
+
+    @app.task(stream_limit=3)
+    def count() -> Iterator[int]:
+        yield from range(10)
+
+    with recorded(app) as box:
+        job = await count.adelay()
+        await box.arun()
+        assert box.stream(job) == [8, 9]  # The end is the third entry.
+        assert [event async for event in job.sse()][-1] == (
+            'id: 1-18446744073709551615\nevent: end\ndata: {"state":"completed"}\n\n'
+        )
 
 
 async def test_a_blocking_stream_in_an_event_loop_warns(bed: Bed) -> None:

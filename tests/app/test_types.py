@@ -171,8 +171,8 @@ def test_a_value_that_does_not_fit_is_refused(
         (datetime, str, str, "already has a JSON form"),
         (Upload, str, str, "already has a JSON form"),
         (Color, str, str, "already has a JSON form"),
-        (complex, None, complex, "encode must be a function"),
-        (complex, str, 3, "decode must be a function"),
+        (complex, None, complex, "encode must be a sync function"),
+        (complex, str, 3, "decode must be a sync function"),
     ],
 )
 def test_a_wrong_registration_is_refused(

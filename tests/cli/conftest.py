@@ -132,6 +132,21 @@ def url(shared_servers: SharedServers) -> str:
 
 
 @pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder with the tasks of the test's module in `tasks.py`."""
+    (tmp_path / "tasks.py").write_text(request.module.TASKS)
+    return tmp_path
+
+
+@pytest.fixture
+def queue(url: str) -> Iterator[SyncQueue]:
+    """The default queue, without a prefix."""
+    queue = SyncQueue("default", redis=url)
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory, without an app and without Redis settings."""
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -152,21 +151,8 @@ LOOPS = {"asyncio": (), "uvloop": ("--uvloop",), "trio": ("--backend", "trio")}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    return tmp_path
-
-
-@pytest.fixture
 def url(private_server: PrivateServers) -> str:
     return private_server().url
-
-
-@pytest.fixture
-def queue(url: str) -> Iterator[SyncQueue]:
-    queue = SyncQueue("default", redis=url)
-    yield queue
-    queue.close()
 
 
 def worker(folder: Path, url: str, *words: str) -> Terminal:

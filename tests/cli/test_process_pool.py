@@ -36,13 +36,6 @@ def folder(tmp_path: Path, url: str) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def queue(url: str) -> Iterator[SyncQueue]:
-    queue = SyncQueue("default", redis=url)
-    yield queue
-    queue.close()
-
-
 @contextmanager
 def worker(folder: Path, *words: str) -> Iterator[Terminal]:
     with Terminal("worker", "tasks:app", "--process-pool", "2", *words, cwd=folder) as terminal:

@@ -58,21 +58,8 @@ def read_line() -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    return tmp_path
-
-
-@pytest.fixture
 def url(private_server: PrivateServers) -> str:
     return private_server().url
-
-
-@pytest.fixture
-def queue(url: str) -> Iterator[SyncQueue]:
-    queue = SyncQueue("default", redis=url)
-    yield queue
-    queue.close()
 
 
 @pytest.fixture

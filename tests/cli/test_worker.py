@@ -59,19 +59,8 @@ def who() -> int:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    return tmp_path
-
-
-@pytest.fixture
 def url(private_server: PrivateServers) -> str:
     return private_server().url
-
-
-@pytest.fixture
-def queue(url: str) -> Iterator[SyncQueue]:
-    yield from opened("default", url)
 
 
 @pytest.fixture

@@ -156,7 +156,8 @@ def test_the_millionth_attempt_does_not_overflow(curve: Curve) -> None:
         (lambda: Backoff.polynomial(1, 0), "backoff exponent must be a number greater than 0"),
         (lambda: Backoff.polynomial(1, -2), "backoff exponent"),
         (lambda: Backoff.polynomial(1, math.inf), "backoff exponent"),
-        (lambda: Backoff.custom(WRONG), "backoff function must be callable"),
+        (lambda: Backoff.custom(WRONG), "backoff function must be a sync function"),
+        (lambda: Backoff.custom(len), "backoff function must be"),  # type: ignore[arg-type]
         (lambda: Backoff.from_bullmq({"type": "wild", "delay": 1}), "backoff type .*'wild'"),
         (lambda: Backoff.from_bullmq({"type": "custom", "delay": 1}), "backoff type"),
         (lambda: Backoff.from_bullmq({"delay": 1}), "backoff type must be one of 'fixed'"),

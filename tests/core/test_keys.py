@@ -35,7 +35,6 @@ def test_the_keys_of_a_job_stand_below_the_base() -> None:
     assert keys.failed_children("42") == "shop:emails:42:failed"
     assert keys.unsuccessful("42") == "shop:emails:42:unsuccessful"
     assert keys.deduplication("k") == "shop:emails:de:k"
-    assert keys.deduplication_next("k") == "shop:emails:dn:k"
     assert keys.scheduler("daily") == "shop:emails:repeat:daily"
 
 

@@ -201,6 +201,10 @@ def test_an_invalid_breaker_is_refused(
         CircuitBreaker(threshold, duration, attempts)
 
 
+async def _ask(_: object) -> str:
+    return "transient"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -208,6 +212,8 @@ def test_an_invalid_breaker_is_refused(
         ("backoff", 5),
         ("error_backoffs", 5),
         ("classify", "x"),
+        ("classify", _ask),
+        ("classify", lambda: "transient"),
         ("unknown_errors", "explode"),
     ],
 )

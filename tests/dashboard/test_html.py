@@ -123,15 +123,6 @@ def test_a_sparkline_is_one_path_with_a_line_where_nothing_was() -> None:
     ]
 
 
-@pytest.mark.parametrize("words", ["4 min", *HOSTILE])
-def test_the_words_of_a_time_can_be_replaced(words: str) -> None:
-    rendered = prerender(p("since ", ago(datetime(2026, 1, 2, tzinfo=UTC)), "."))
-    later = rendered.at(words)
-    assert later.timeless == rendered.timeless
-    assert read(later.markup).tags == read(rendered.markup).tags
-    assert read(later.markup).text == f"since {visible(words)}."
-
-
 def test_words_between_backticks_are_code() -> None:
     shown = render(p(prose("Start one with `taskbull worker`. <b>")))
     assert shown == "<p>Start one with <code>taskbull worker</code>. &lt;b&gt;</p>"

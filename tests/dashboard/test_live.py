@@ -95,7 +95,23 @@ async def test_new_jobs_appear_on_the_page_of_their_queue(
         assert "&lt;b&gt;y" in changed["lists"]["jobs"]["items"]["job-b"]
 
 
-async def test_a_stream_tells_that_redis_is_away_and_continues_when_it_is_back(
+@pytest.mark.parametrize("page", ["queue", "groups"])
+async def test_a_list_whose_last_row_is_gone_says_so(
+    dashboard: Dashboard, make_queue: MakeQueue, page: str
+) -> None:
+    emails = make_queue("emails")
+    job = emails.add("send", {}, group="acme")
+    name = {"queue": "jobs"}.get(page, page)
+    async with streaming(dashboard, f"page={page}&q=emails&state=prioritized") as stream:
+        first = await stream.message(lambda it: name in it.get("lists", {}))
+        assert f"{name}-empty" not in first["lists"][name]["order"]
+        emails.remove(job.id)
+        changed = await stream.message(lambda it: name in it.get("lists", {}))
+        assert changed["lists"][name]["order"] == [f"{name}-empty"]
+        assert "No " in changed["lists"][name]["items"][f"{name}-empty"]
+
+
+async def test_a_stream_reports_that_redis_is_unavailable_and_continues_when_it_is_back(
     private_server: PrivateServers, prefix: str
 ) -> None:
     process = private_server()
@@ -255,17 +271,16 @@ async def test_pages_that_show_the_same_are_drawn_once() -> None:
     assert await frames.read(1, "overview", read) == 3  # who is late sees the later one
 
 
-def test_a_row_is_drawn_again_when_what_it_shows_is_replaced() -> None:
-    rows, calls = RenderedRows[list[str], str](), list[str]()
+def test_a_row_is_drawn_anew_when_what_it_shows_is_replaced() -> None:
+    rows, calls = RenderedRows[list[str]](), list[list[str]]()
 
-    def row(line: str, known: tuple[str, Rendered] | None) -> Rendered:
-        calls.append(line)
-        return known[1] if known and known[0] == line else prerender(tr(line))
+    def row(item: list[str]) -> Rendered:
+        calls.append(item)
+        return prerender(tr("".join(item)))
 
     first, second = ["a"], ["b"]
-    rendered = rows.of({"x": first, "y": second}, "".join, row)
-    changed = rows.of({"x": first, "y": ["b"]}, "".join, row)
-    assert calls == ["a", "b", "b"]
-    assert changed["y"] is rendered["y"]
-    changed = rows.of({"x": first, "y": ["c"]}, "".join, row)
+    rendered = rows.of({"x": first, "y": second}, row)
+    changed = rows.of({"x": first, "y": ["c"]}, row)
+    assert calls == [["a"], ["b"], ["c"]]
+    assert changed["x"] is rendered["x"]
     assert [rendered.markup for rendered in changed.values()] == ["<tr>a</tr>", "<tr>c</tr>"]

@@ -8,29 +8,19 @@ from typing import Any
 
 import pytest
 
-from taskbull.monitor.browse import JobReads, ServerReads
+from taskbull.monitor.browse import ServerReads
 from taskbull.monitor.inspect import ServerOperations
 from taskbull.monitor.server import Server, SyncServer
-from taskbull.queue.operations import (
-    BulkOperations,
-    CopyOperations,
-    QueueOperations,
-    ScheduleOperations,
-)
+from taskbull.queue.operations import QueueOperations
 from taskbull.queue.questions import Method
 from taskbull.queue.queue import Queue, SyncQueue
 
-OPERATIONS = sorted(
-    name
-    for kind in (QueueOperations, BulkOperations, ScheduleOperations, CopyOperations)
-    for name in vars(kind)
-    if not name.startswith("_")
-)
+OPERATIONS = sorted(name for name in vars(QueueOperations) if not name.startswith("_"))
 
 
 OF_SERVERS = sorted(
     name
-    for kind in (ServerOperations, ServerReads, JobReads)
+    for kind in (ServerOperations, ServerReads)
     for name, value in vars(kind).items()
     if isinstance(value, Method)
 )

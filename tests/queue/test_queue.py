@@ -349,6 +349,7 @@ async def test_what_names_another_key_is_no_job(queue: Both, job_id: str) -> Non
 
 
 INVALID: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("add_bulk", ([("a", {}, {1: 2})],), {}, r"jobs\[0\] must be"),
     ("get_jobs", ("waiting", "0"), {}, "start must be an integer"),
     ("get_jobs", ("waiting", 0, 1.5), {}, "end must be an integer"),
     ("get_jobs", ("waiting", 0, None), {}, "end must be an integer"),

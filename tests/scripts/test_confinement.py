@@ -179,7 +179,7 @@ def _kept(parent_key: str, dependencies: str) -> Attack:
         scene.shop.set(scene.own.deduplication("d"), "c")
         stored = {"name": "n", "data": "{}", "opts": "{}", "jid": "evil", "pd": "{}"}
         pdk = {"pk": key, "pdk": dependencies.format(key=key, prefix=scene.prefix)}
-        scene.shop.hset(scene.own.deduplication_next("d"), mapping={**stored, **pdk})
+        scene.shop.hset(f"{scene.own.base}dn:d", mapping={**stored, **pdk})
         scene.end(fail=False)
         assert scene.bed.admin.exists(scene.own.job("evil"))
 

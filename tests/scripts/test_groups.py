@@ -205,6 +205,7 @@ def test_rules_and_windows_of_others_leave_no_job_half_started(
     add(bed, *["a"] * 3, "b")
     assert "b" in runner.take(10)
     bed.admin.zadd(bed.queue.private("turns"), {b"\xff": 1})
+    bed.admin.hset(bed.queue.private("groups"), b"+\xff", "2")
     assert "\\xff" in groups_of(bed)
 
 
@@ -345,6 +346,13 @@ def test_jobs_that_others_removed_are_skipped(bed: Bed, runner: Runner) -> None:
     assert sorted(runner.drain()) == sorted([*ids[:2], *ids[9:]])
     runner.fetch(1)
     assert group_keys(bed) == set()
+
+
+def test_a_group_whose_jobs_others_removed_is_not_listed(bed: Bed) -> None:
+    ids = add(bed, *["a"] * 2, "b", "c")
+    change(bed, "c", weight=2)
+    remove(bed, [*ids[:2], ids[3]])
+    assert groups_of(bed).keys() == {"b", "c"}
 
 
 def test_nothing_is_left_of_a_paused_group_whose_jobs_others_removed(

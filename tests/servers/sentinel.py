@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import redis
+from redis.sentinel import Sentinel
 
 from taskbull.store.server_process import HOST, ServerProcess
 from tests.servers.waiting import plain_client, wait_until
@@ -198,3 +200,17 @@ def _run(server: ServerProcess, command: str, *arguments: str) -> Any:
 
 def _pairs(flat: list[str]) -> dict[str, str]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+@contextmanager
+def primary_client(sentinels: SentinelSet) -> Iterator[Any]:
+    """A client of whichever server is the primary."""
+    untyped: Any = Sentinel
+    asked = untyped([("127.0.0.1", one.port) for one in sentinels.sentinels])
+    client = asked.master_for(NAME)
+    try:
+        yield client
+    finally:
+        client.close()
+        for sentinel in asked.sentinels:
+            sentinel.close()

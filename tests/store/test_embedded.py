@@ -27,15 +27,6 @@ from tests.servers.starter import client_of, kill_server, lives, server_pid, sta
 from tests.servers.waiting import wait_until
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for an embedded server, which is stopped after the test."""
-    path = tmp_path / "home"
-    yield path
-    if path.is_dir():
-        stop(path)
-
-
 def test_the_first_call_starts_a_server_and_the_next_ones_join_it(folder: Path) -> None:
     first = start_or_join(folder)
     pid = server_pid(first)

@@ -14,15 +14,6 @@ from taskbull.store.embedded import start_or_join, stop
 from tests.servers.starter import client_of
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for an embedded server, which is stopped after the test."""
-    path = tmp_path / "home"
-    yield path
-    if path.is_dir():
-        stop(path)
-
-
 def test_a_cut_off_end_of_the_data_is_forgiven(folder: Path) -> None:
     with client_of(start_or_join(folder)) as client:
         client.set("first", "kept")

@@ -49,7 +49,7 @@ def test_any_key_has_the_slot_that_redis_py_gives_it(key: str) -> None:
 
 def test_nothing_is_known_at_first_but_the_nodes_of_the_address() -> None:
     empty = SlotMap((SEED, ONE))
-    assert empty.find(FOO) is None
+    assert empty.known(FOO) is None
     assert empty.masters == []
     assert empty.nodes_to_ask() == [SEED, ONE]
     with pytest.raises(ConnectionLost, match="no node of the cluster serves slot 12182 now"):
@@ -83,7 +83,7 @@ def test_a_reply_says_where_keys_are(
     reply: Any, asked: Endpoint, foo: Endpoint | None, bar: Endpoint | None
 ) -> None:
     found = drawn(reply, asked)
-    assert (found.find(FOO), found.find(BAR)) == (foo, bar)
+    assert (found.known(FOO), found.known(BAR)) == (foo, bar)
 
 
 @pytest.mark.parametrize(
@@ -103,22 +103,22 @@ def test_an_error_leaves_the_map_as_it_was(said: str, error: type[Exception], me
 
 def test_a_moved_slot_is_where_it_was_said_to_be_and_no_other() -> None:
     found = drawn()
-    found.move(FOO, NEW)
+    found.moved(FOO, NEW)
     assert (found.node_of(FOO), found.node_of(BAR)) == (NEW, ONE)
     assert found.masters == [ONE, TWO, NEW]
 
 
 def test_a_forgotten_map_still_knows_whom_to_ask() -> None:
     found = drawn(asked=TWO)
-    found.forget()
-    assert found.find(FOO) is None
+    found.mark_stale()
+    assert found.known(FOO) is None
     assert found.masters == []
     assert found.nodes_to_ask() == [TWO, ONE, SEED]  # who drew it first: it has answered before
 
 
 def test_each_node_is_asked_once_and_the_newest_too() -> None:
     found = drawn(asked=ONE)
-    found.move(FOO, NEW)
+    found.moved(FOO, NEW)
     assert found.nodes_to_ask() == [ONE, TWO, NEW, SEED]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,20 +29,6 @@ def within(seconds: float | None) -> Deadline:
 
 def echo(text: str) -> bytes:
     return pack(("ECHO", text))
-
-
-@pytest.fixture
-def proxy(server: Reachable) -> Iterator[Proxy]:
-    endpoint = parse(server.url).endpoints[0]
-    with Proxy((endpoint.host, endpoint.port)) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def pool(proxy: Proxy) -> Iterator[ConnectionPool]:
-    pool = ConnectionPool(parse(proxy.url))
-    yield pool
-    pool.close()
 
 
 def at(proxy: Proxy) -> Endpoint:

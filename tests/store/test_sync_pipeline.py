@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +10,6 @@ from taskbull.errors import MaybeExecuted
 from taskbull.store.address import Endpoint, parse
 from taskbull.store.protocol import Deadline, pack
 from taskbull.store.sync_store import ConnectionPool, SyncPipeline
-from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
 from tests.store.sample import Peer, Words, bulk, greet
 
@@ -25,20 +23,6 @@ def within(seconds: float = LIMIT) -> Deadline:
 
 def echo(text: str) -> bytes:
     return pack(("ECHO", text))
-
-
-@pytest.fixture
-def proxy(server: Reachable) -> Iterator[Proxy]:
-    endpoint = parse(server.url).endpoints[0]
-    with Proxy((endpoint.host, endpoint.port)) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def pool(proxy: Proxy) -> Iterator[ConnectionPool]:
-    pool = ConnectionPool(parse(proxy.url))
-    yield pool
-    pool.close()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 import redis
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
+from taskbull.scripts.call import Steps
 from taskbull.store.address import parse
 from taskbull.store.server_process import ServerProcess
 from taskbull.store.sync_store import SyncStore
@@ -36,13 +37,6 @@ SLACK = 4.0  # beyond its timeout a call may need this long: a last pause, and a
 def store(server: Reachable) -> Iterator[SyncStore]:
     with closing(SyncStore(parse(server.url))) as store:
         yield store
-
-
-@pytest.fixture
-def proxy(server: Reachable) -> Iterator[Proxy]:
-    endpoint = parse(server.url).endpoints[0]
-    with Proxy((endpoint.host, endpoint.port)) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -170,6 +164,7 @@ def test_an_encrypted_connection_carries_calls(
 _FORKING = """
 import os, sys
 from taskbull.store.address import parse
+from taskbull.scripts.call import Steps
 from taskbull.store.sync_store import SyncStore
 from tests.store.sample import count, echo
 
@@ -369,6 +364,22 @@ def test_a_server_that_was_silent_from_the_start_is_reported_when_time_is_up(
         assert time.monotonic() - begun < 0.3 + SLACK
         proxy.heal()
         assert store.run(count(prefix)) == 1
+
+
+def test_operations_that_cannot_be_sent_have_one_time_limit(proxy: Proxy, prefix: str) -> None:
+    def counting() -> Steps[int]:
+        counted: int = yield count(prefix)
+        return counted
+
+    proxy.black_hole()
+    with closing(SyncStore(parse(proxy.url))) as store:
+        first = store.begin(counting(), timeout=0.3)
+        second = store.begin(counting(), first, timeout=0.3)
+        with pytest.raises(ConnectionLost, match="no answer from"):
+            first.finish(timeout=0.3)
+        assert proxy.accepted == 1  # Each further attempt would have taken as long.
+        proxy.heal()
+        assert second.finish(timeout=10) == 1
 
 
 def test_a_paused_server_leaves_doubt_and_is_not_asked_twice(

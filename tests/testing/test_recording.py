@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from taskbull import (
     JobFailed,
     JobState,
     PermanentError,
+    RateLimited,
     Retry,
     SerializationError,
     Snooze,
@@ -120,6 +122,33 @@ def test_jobs_run_here_with_those_that_they_enqueue(shop: Shop) -> None:
         [sent] = box.of(shop.send)
         assert (sent.state, sent.progress, sent.logs) == (JobState.COMPLETED, 100, ["sent"])
     assert shop.threads == {threading.get_ident()}
+
+
+def test_a_failure_is_raised_by_one_call(shop: Shop) -> None:
+    @shop.app.task(attempts=1)
+    def refuse(number: int) -> None:
+        raise ValueError(number)
+
+    with recorded(shop.app) as box:
+        refuse.delay(1)
+        box.run(check=False)
+        box.advance(60)
+        refuse.delay(2)
+        with pytest.raises(JobFailed, match="ValueError: 2"):
+            box.run()
+        box.run()
+
+
+def test_a_result_that_the_worker_does_not_check_is_checked_here(shop: Shop) -> None:
+    @shop.app.task
+    def numbers() -> Iterator[int]:
+        yield "one"  # type: ignore[misc]
+
+    with recorded(shop.app) as box:
+        job = numbers.delay()
+        box.run()
+        with pytest.raises(SerializationError, match="Cannot read the result of job '1'"):
+            job.result()
 
 
 async def test_they_run_in_an_event_loop_too(shop: Shop) -> None:
@@ -242,6 +271,27 @@ def test_jobs_run_in_the_order_in_which_they_are_due(shop: Shop) -> None:
     assert [to for to, _ in shop.sent] == ["a", "b", "c"]
 
 
+def test_jobs_of_an_instant_run_in_the_order_of_their_queue() -> None:
+    app = App("x", redis=NOWHERE, backoff=Backoff.none())
+    order: list[str] = []
+
+    @app.task
+    def work(name: str) -> None:
+        order.append(name)
+        if name == "fails" and current_job().attempt == 1:
+            raise ConnectionError
+        if name == "snoozes" and current_job().job.attempts_started == 1:
+            raise Snooze(0)
+
+    with recorded(app) as box:
+        for name in ("fails", "snoozes", "last"):
+            work.delay(name)
+        work.options(lifo=True).delay("second")
+        work.options(lifo=True).delay("first")
+        box.run()
+    assert order == ["first", "second", "fails", "snoozes", "snoozes", "last", "fails"]
+
+
 def test_a_second_job_of_a_key_or_an_id_is_not_recorded(shop: Shop) -> None:
     with recorded(shop.app) as box:
         first = shop.send.options(dedup=Dedup("k")).delay("a", "")
@@ -275,6 +325,26 @@ def test_what_a_task_may_raise_is_understood() -> None:
         box.run(check=False)
     assert seen == [0, 5, 12]
     assert box.jobs[0].attempts == 2
+
+
+def test_a_rate_limit_holds_the_whole_queue() -> None:
+    app = App("x", redis=NOWHERE)
+    seen: list[tuple[str, float]] = []
+
+    @app.task
+    def work(name: str) -> None:
+        seen.append((name, box.now))
+        if len(seen) == 1:
+            raise RateLimited(5)
+
+    with recorded(app) as box:
+        for name in "ab":
+            work.delay(name)
+        work.options(queue="other").delay("c")
+        box.advance(4)
+        assert [job.state for job in box.jobs[:2]] == [JobState.WAITING] * 2
+        box.run()
+    assert seen == [("a", 0), ("c", 0), ("a", 5), ("b", 5)]
 
 
 def test_jobs_that_never_end_are_noticed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from taskbull import (
     SignalTimeout,
     StepMismatch,
     TaskbullError,
+    WaitForChildren,
     WrongState,
     current_job,
     step,
@@ -290,6 +292,102 @@ async def test_inline_jobs_continue_in_an_event_loop() -> None:
         await first.asignal("answer", "yes")
         await box.asignal(second, "answer", "no")
         assert [await first.aresult(), await second.aresult()] == ["yes", "no"]
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+def test_concurrent_waits_continue_when_all_have_ended(timeout: float | None) -> None:
+    app = App("shop", redis=NOWHERE)
+    starts: list[int] = []
+
+    @app.task
+    async def publish() -> list[str]:
+        starts.append(current_job().job.attempts_started)
+        job, answers = current_job(), list[str]()
+
+        async def wait(name: str, timeout: float | None) -> None:
+            try:
+                answers.append(await job.await_signal(name, str, timeout=timeout))
+            except SignalTimeout:
+                answers.append("too late")
+
+        await asyncio.gather(wait("first", timeout), wait("second", None))
+        return answers
+
+    with recorded(app) as box:
+        job = publish.delay()
+        box.run()
+        box.signal(job, "second", "b")
+        box.run()
+        assert starts == [1]
+        if timeout is None:
+            box.signal(job, "first", "a")
+        box.advance(60)
+        assert starts == [1, 2]
+        assert job.result() == ["a" if timeout is None else "too late", "b"]
+        assert job.info().attempts_started == 2
+
+
+def test_a_job_waits_for_its_children_and_for_a_signal() -> None:
+    app = App("shop", redis=NOWHERE)
+    starts: list[int] = []
+
+    @app.task
+    async def price(number: int) -> int:
+        return number
+
+    @app.task
+    async def offer() -> list[Any]:
+        job = current_job()
+        starts.append(job.job.attempts_started)
+        if job.job.attempts_started == 1:
+            await job.aspawn([price.job(3)])
+        answer = await job.await_signal("answer", str)
+        return [answer, *await job.achildren(price)]
+
+    with recorded(app) as box:
+        job = offer.options(delay=60).delay()
+        box.run()
+        assert job.state() is JobState.WAITING_CHILDREN
+        box.signal(job, "answer", "yes")
+        box.run()
+        assert job.result() == ["yes", 3]
+        assert (starts, box.now) == ([1, 2], 60)  # The delay passes once.
+
+
+def test_a_wait_that_is_over_is_nothing_to_wait_for() -> None:
+    app = App("shop", redis=NOWHERE)
+    starts: list[int] = []
+
+    @app.task
+    async def publish() -> None:
+        starts.append(current_job().job.attempts_started)
+        await current_job().asleep(1)
+        raise WaitForChildren
+
+    with recorded(app) as box:
+        job = publish.delay()
+        box.advance(10, check=False)
+        with pytest.raises(JobFailed, match="twice in a row"):
+            job.result()
+    assert starts == [1, 2, 3]
+
+
+def test_a_signal_to_a_job_that_is_about_to_wait_is_not_lost() -> None:
+    app = App("shop", redis=NOWHERE)
+
+    @app.task
+    async def publish() -> str:
+        job = current_job()
+        try:
+            return await job.await_signal("answer", str)
+        finally:
+            if job.job.attempts_started == 1:
+                await app.job(job.queue, job.id).asignal("answer", "yes")
+
+    with recorded(app) as box:
+        job = publish.delay()
+        box.run()
+        assert job.result() == "yes"
 
 
 def test_time_passes_in_seconds_or_as_a_timedelta() -> None:

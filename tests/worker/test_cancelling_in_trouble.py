@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 from anyio import Event, create_task_group, fail_after, sleep_forever, to_thread
-from redis.sentinel import Sentinel
 
 from taskbull.core import events
 from taskbull.core.outcome import Cancelled
@@ -20,7 +17,7 @@ from taskbull.worker.running_job import RunningJob
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import KINDS, Reachable
 from tests.servers.proxy import Proxy
-from tests.servers.sentinel import NAME, SentinelSet
+from tests.servers.sentinel import SentinelSet, primary_client
 from tests.worker.bed import WorkerBed
 from tests.worker.looking import ends
 
@@ -163,24 +160,11 @@ async def test_in_a_cluster_a_job_is_stopped_after_its_master_was_replaced(
     assert failed.failure.reason == WHY
 
 
-@contextmanager
-def _primary(sentinels: SentinelSet) -> Iterator[Any]:
-    untyped: Any = Sentinel
-    asked = untyped([("127.0.0.1", one.port) for one in sentinels.sentinels])
-    client = asked.master_for(NAME)
-    try:
-        yield client
-    finally:
-        client.close()
-        for sentinel in asked.sentinels:
-            sentinel.close()
-
-
 async def test_under_sentinel_a_job_is_stopped_after_a_failover(
     sentinels: SentinelSet, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "taskbull")
-    with _primary(sentinels) as admin, fail_after(120):
+    with primary_client(sentinels) as admin, fail_after(120):
         bed = WorkerBed(Reachable("sentinel", sentinels.url), admin, prefix)
         before, after = await bed.queue.add_bulk([("work", {})] * 2)
         await to_thread.run_sync(sentinels.await_replicated)

@@ -88,3 +88,17 @@ def test_after_its_time_one_job_is_tried_and_decides() -> None:
         assert (case.circuit.breaker.allowed(10, 0), case.circuit.breaker.allowed(10, 1)) == (1, 0)
         case.run(outcome)
         assert (case.circuit.breaker.state, case.kinds()[-1]) == (state, last)
+
+
+def test_events_have_the_failures_the_duration_and_the_last_test_job() -> None:
+    case = Case().run(FAILED, FAILED)
+    case.clock.time = 130.0
+    case.circuit.check()
+    case.run(Complete())
+    opened, half_opened, closed = case.heard
+    assert isinstance(opened, events.CircuitOpened)
+    assert (opened.failures, opened.threshold) == (2, 2)
+    assert isinstance(half_opened, events.CircuitHalfOpened)
+    assert half_opened.duration == 30
+    assert isinstance(closed, events.CircuitClosed)
+    assert closed.test_job_id == "0"

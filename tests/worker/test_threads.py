@@ -19,10 +19,9 @@ from anyio.lowlevel import checkpoint
 from taskbull.core import events
 from taskbull.core.job import ExecutionMode, Job
 from taskbull.core.outcome import Category, Verdict
-from taskbull.worker import attempt
 from taskbull.worker.attempt import Route
 from taskbull.worker.running_job import RunningJob, current_job
-from taskbull.worker.threads import ThreadCall, ThreadPool
+from taskbull.worker.threads import ThreadCall, ThreadPool, TimeLimit
 from tests.worker.bed import WorkerBed, until
 
 colour: ContextVar[str] = ContextVar("colour")
@@ -71,7 +70,7 @@ def threads() -> Callable[[], int]:
     return count
 
 
-class Cancelling:
+class Cancelling(TimeLimit):
     """A clock that cancels whoever waits for a thread, as soon as there is one."""
 
     def __init__(self) -> None:
@@ -514,7 +513,7 @@ async def test_the_time_of_a_job_begins_when_a_thread_is_free(
 async def test_a_job_for_which_no_thread_gets_free_is_put_off_unspent(
     bed: WorkerBed, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # F19
-    monkeypatch.setattr(attempt, "THREAD_PATIENCE", 0.3)
+    monkeypatch.setattr("taskbull.worker.threads.THREAD_PATIENCE", 0.3)
     await bed.queue.add("first")
     async with bed.worker(gate.wait, threads=1, concurrency=2).running():
         await until(lambda: gate.inside == 1)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from random import Random
 from typing import Any
 
 import pytest
 from anyio import fail_after, to_thread
-from redis.sentinel import Sentinel
 
 from taskbull.core import events
 from tests.servers.kinds import Reachable
-from tests.servers.sentinel import NAME, SentinelSet
+from tests.servers.sentinel import SentinelSet, primary_client
 from tests.worker.bed import WorkerBed, until
 from tests.worker.chores import Chores, HeldChores
 from tests.worker.scale import SEED, scaled
@@ -31,22 +29,8 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture
 def bed(sentinels: SentinelSet, prefix: str) -> Iterator[WorkerBed]:
-    with _primary(sentinels) as admin:
+    with primary_client(sentinels) as admin:
         yield WorkerBed(Reachable("sentinel", sentinels.url), admin, prefix)
-
-
-@contextmanager
-def _primary(sentinels: SentinelSet) -> Iterator[Any]:
-    """A client of whichever server is the primary."""
-    untyped: Any = Sentinel
-    asked = untyped([("127.0.0.1", one.port) for one in sentinels.sentinels])
-    client = asked.master_for(NAME)
-    try:
-        yield client
-    finally:
-        client.close()
-        for sentinel in asked.sentinels:
-            sentinel.close()
 
 
 @pytest.mark.parametrize("how", ["fail_over", "kill_master"])

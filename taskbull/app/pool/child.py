@@ -67,31 +67,7 @@ from taskbull.observability.logs import STANDARD
 from taskbull.scripts.call import again
 from taskbull.worker.attempt import SyncHandler
 from taskbull.worker.batch import Batch, checked_results
-from taskbull.worker.pool.messages import (
-    MEGABYTE,
-    MOST,
-    Done,
-    Ended,
-    Hello,
-    JobFlags,
-    JobRequest,
-    Message,
-    MessageSocket,
-    Method,
-    Raised,
-    Record,
-    Reply,
-    ReportedStack,
-    RunJob,
-    StackRequest,
-    Started,
-    ToProcess,
-    decode_in_process,
-    encode,
-    error_in_reply,
-    outcome_fields,
-    unpack_job,
-)
+from taskbull.worker.pool import messages
 from taskbull.worker.pool.process import NOT_ITS_OWN, NUMBER_BYTES
 from taskbull.worker.run import JobPort, NotStarted, PortMethod, Run, end_child_of, spawning
 from taskbull.worker.running_job import (
@@ -125,7 +101,7 @@ class RemoteJobPort:
         self,
         run: Run,
         queue: str,
-        request: Callable[..., Reply | None],
+        request: Callable[..., messages.Reply | None],
         spawn: Callable[[Children], list[str]],
     ) -> None:
         self._run = run
@@ -155,7 +131,7 @@ class RemoteJobPort:
         if reply is None:
             raise LockLost(self._queue, self._run.job.id)
         if reply.error:
-            error = error_in_reply(reply, self._queue, self._run.job.id)
+            error = messages.error_in_reply(reply, self._queue, self._run.job.id)
             if reply.of_redis:
                 self._trouble = error
             raise error
@@ -209,12 +185,13 @@ class WorkerConnection:
     def __init__(self, data_fd: int, control_fd: int) -> None:
         for descriptor in (data_fd, control_fd):
             os.set_inheritable(descriptor, False)
-        self._data = MessageSocket(socket.socket(fileno=data_fd), decode_in_process)
-        self._control = MessageSocket(socket.socket(fileno=control_fd), decode_in_process)
+        data, control = socket.socket(fileno=data_fd), socket.socket(fileno=control_fd)
+        self._data = messages.MessageSocket(data, messages.decode_in_process)
+        self._control = messages.MessageSocket(control, messages.decode_in_process)
         self._identity = _identity(data_fd)
         self._pid = os.getpid()
         self._main = get_ident()
-        self._received: deque[ToProcess] = deque()
+        self._received: deque[messages.ToProcess] = deque()
         self._sending = RLock()  # A logging handler may be called while this thread is sending.
         self._requesting = Lock()
         self._requests = 0
@@ -235,7 +212,7 @@ class WorkerConnection:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_ITS_OWN)  # The worker had blocked them.
 
     def watch_control_socket(
-        self, on_flags: Callable[[JobFlags], object], on_orphaned: Callable[[], object]
+        self, on_flags: Callable[[messages.JobFlags], object], on_orphaned: Callable[[], object]
     ) -> None:
         """Read the control socket in a thread; call `on_orphaned` when the worker is gone."""
 
@@ -243,14 +220,16 @@ class WorkerConnection:
             try:
                 while True:
                     for message in self._control.receive():
-                        if isinstance(message, JobFlags):
+                        if isinstance(message, messages.JobFlags):
                             on_flags(message)
                             if message.halt:
                                 self._halted = message.number
                                 signal.pthread_kill(self._main, signal.SIGTERM)
-                        elif isinstance(message, StackRequest) and self.is_open_to(message.number):
+                        elif isinstance(message, messages.StackRequest):
+                            if not self.is_open_to(message.number):
+                                continue
                             stack = format_stack(frames_of(current_frames().get(self._main)))
-                            self.send(ReportedStack(message.number, stack))
+                            self.send(messages.ReportedStack(message.number, stack))
             except EOFError:
                 on_orphaned()
 
@@ -285,28 +264,28 @@ class WorkerConnection:
         """Return True if the worker has asked to stop this call."""
         return call == self._halted
 
-    def send(self, *messages: Message) -> None:
+    def send(self, *sent: messages.Message) -> None:
         """Send messages to the worker.
 
         Exit the process if its task has closed the socket: its descriptor may now belong to another
         file.
         """
-        data = b"".join(map(encode, messages))
+        data = b"".join(map(messages.encode, sent))
         with self._interruption_deferred():
             if _identity(self._data.socket.fileno()) != self._identity:
                 os._exit(SOCKET_IS_GONE)
             with self._sending:
                 self._data.socket.sendall(data)
 
-    def receive(self) -> ToProcess:
+    def receive(self) -> messages.ToProcess:
         """Wait for the next message; raise `EOFError` if there will be no more."""
         while not self._received:
             self._read()
         return self._received.popleft()
 
     def request(
-        self, call: int, job: int, method: Method, arguments: tuple[Any, ...]
-    ) -> Reply | None:
+        self, call: int, job: int, method: messages.Method, arguments: tuple[Any, ...]
+    ) -> messages.Reply | None:
         """Send a job's request and return the reply, or `None` if the call is over.
 
         Raises:
@@ -322,7 +301,7 @@ class WorkerConnection:
             if not self.is_open_to(call):
                 return None
             self._requests = number = self._requests + 1
-            self.send(JobRequest(number, call, job, method, arguments))
+            self.send(messages.JobRequest(number, call, job, method, arguments))
             while self.is_open_to(call):
                 # A signal may interrupt the wait, but not the read.
                 if select.select([self._data.socket], [], [], _LOOK)[0]:
@@ -332,14 +311,14 @@ class WorkerConnection:
                         return reply
         return None
 
-    def _read(self, request: int = 0) -> Reply | None:
+    def _read(self, request: int = 0) -> messages.Reply | None:
         """Read once, keep the calls, and return the reply to a request, if it has arrived.
 
         Replies to earlier requests are dropped.
         """
-        found: Reply | None = None
+        found: messages.Reply | None = None
         for message in self._data.receive():
-            if not isinstance(message, Reply):
+            if not isinstance(message, messages.Reply):
                 self._received.append(message)
             elif message.number == request:
                 found = message
@@ -382,7 +361,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 class WorkerLogHandler(logging.Handler):
     """A logging handler that sends records to the worker, which logs them with the job's fields."""
 
-    def __init__(self, send: Callable[[Message], None]) -> None:
+    def __init__(self, send: Callable[[messages.Message], None]) -> None:
         super().__init__()
         self._send = send
 
@@ -394,12 +373,12 @@ class WorkerLogHandler(logging.Handler):
             self.handleError(record)
 
 
-def _packed(record: logging.LogRecord) -> Record:
+def _packed(record: logging.LogRecord) -> messages.Record:
     stack = record.exc_text or ""
     if not stack and record.exc_info and record.exc_info[1] is not None:
         stack = stack_of(record.exc_info[1])
     extra = {name: value for name, value in vars(record).items() if name not in STANDARD}
-    return Record(
+    return messages.Record(
         record.name,
         record.levelno,
         scrubbed(record.getMessage()),
@@ -423,7 +402,7 @@ def _encode(extra: dict[str, Any]) -> bytes:
 # Reports to the worker about finished jobs.
 
 
-_MOST_OF_A_RESULT = MOST - 4096
+_MOST_OF_A_RESULT = messages.MOST - 4096
 
 
 def encoded(value: Any, job: Job) -> bytes | None:
@@ -437,15 +416,15 @@ def encoded(value: Any, job: Job) -> bytes | None:
     raw = encode_value(value, job.options.result_limit)
     if len(raw) > _MOST_OF_A_RESULT:
         raise SerializationError(
-            f"Result of {len(raw) / MEGABYTE:.1f} MB exceeds the limit of {MOST // MEGABYTE} MB "
-            "for pool processes"
+            f"Result of {len(raw) / messages.MEGABYTE:.1f} MB exceeds the limit of "
+            f"{messages.MOST // messages.MEGABYTE} MB for pool processes"
         )
     return raw
 
 
 def end_of(
     number: int, run: Run, result: bytes | BaseException | None, *, halted: bool, megabytes: float
-) -> Ended:
+) -> messages.Ended:
     """Return the message that reports a finished job, from its result or its error.
 
     The outcome of an error is decided here, because this process has the error's class.
@@ -454,10 +433,10 @@ def end_of(
     if not (run.cancel_seen or halted):
         result = ending_of(run, result)
     if not isinstance(result, BaseException):
-        return Done(number, megabytes, spawned, result, run.cancel_seen)
+        return messages.Done(number, megabytes, spawned, result, run.cancel_seen)
     reason, stack, fields = _decided(result, run, halted=halted)
     kind = f"{type(result).__module__}.{type(result).__qualname__}"
-    return Raised(number, megabytes, spawned, kind, reason, stack, **fields)
+    return messages.Raised(number, megabytes, spawned, kind, reason, stack, **fields)
 
 
 def _decided(error: BaseException, run: Run, *, halted: bool) -> tuple[str, str, dict[str, Any]]:
@@ -473,8 +452,8 @@ def _decided(error: BaseException, run: Run, *, halted: bool) -> tuple[str, str,
     else:
         decided = decide(error, run.job, run.policy, random=random)
     if isinstance(decided, Fail | RetryAfter):
-        return decided.failure.reason, decided.failure.stack, outcome_fields(decided)
-    return reason_of(error), "", outcome_fields(decided)
+        return decided.failure.reason, decided.failure.stack, messages.outcome_fields(decided)
+    return reason_of(error), "", messages.outcome_fields(decided)
 
 
 # Calls of a task's function, with one job or with the items of a batch.
@@ -553,14 +532,14 @@ def resident_megabytes() -> float:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak * (1 if sys.platform == "darwin" else 1024) / MEGABYTE
-    return pages * resource.getpagesize() / MEGABYTE
+        return peak * (1 if sys.platform == "darwin" else 1024) / messages.MEGABYTE
+    return pages * resource.getpagesize() / messages.MEGABYTE
 
 
 def limit_memory(megabytes: int | None) -> None:
     """Limit this process's address space. Allocations beyond it raise `MemoryError`."""
     if megabytes is not None:
-        limit = megabytes * MEGABYTE
+        limit = megabytes * messages.MEGABYTE
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
@@ -598,13 +577,13 @@ class Child:
         self._spawning = RLock()
         self._pid = os.getpid()
         self._running: tuple[int, Sequence[RunningJob]] = 0, ()
-        self._flags: list[JobFlags] = []
+        self._flags: list[messages.JobFlags] = []
         self._app: App
         self._dispatch: Dispatch
-        self._hello: Hello
+        self._hello: messages.Hello
         self._resources_of: Callable[[str], Any]
 
-    def serve(self, hello: Hello) -> None:
+    def serve(self, hello: messages.Hello) -> None:
         """Load the app, and run calls inside its lifespans until the worker sends no more."""
         self._hello = hello
         self._app, self._dispatch = _load_app(hello)
@@ -612,28 +591,28 @@ class Child:
         resources = Resources(self._app.registry, in_process=True)
         with lifespans_open(resources, hello.backend) as yielded, job_thread():
             self._resources_of = partial(resources.of, yielded)
-            self._worker.send(Started())
-            jobs: list[RunJob] = []
+            self._worker.send(messages.Started())
+            jobs: list[messages.RunJob] = []
             with suppress(EOFError):
                 while True:
                     message = self._worker.receive()
-                    if isinstance(message, JobFlags):
+                    if isinstance(message, messages.JobFlags):
                         self.set_flags(message)
-                    elif isinstance(message, RunJob):
+                    elif isinstance(message, messages.RunJob):
                         jobs.append(message)
                         if not message.more:
                             self._run(jobs)
                             jobs = []
         self._app.close()
 
-    def set_flags(self, flags: JobFlags) -> None:
+    def set_flags(self, flags: messages.JobFlags) -> None:
         """Store a job's status. The job itself may still be in flight on the other socket."""
         self._flags.append(flags)
         self._apply_flags()
 
-    def _run(self, messages: Sequence[RunJob]) -> None:
-        number = messages[0].number
-        jobs = [self._job(place, message) for place, message in enumerate(messages)]
+    def _run(self, batch: Sequence[messages.RunJob]) -> None:
+        number = batch[0].number
+        jobs = [self._job(place, message) for place, message in enumerate(batch)]
         self._running = number, jobs
         self._apply_flags()
         results: Sequence[Result]
@@ -662,7 +641,7 @@ class Child:
         ]
         self._worker.send(*ends)
 
-    def _job(self, place: int, message: RunJob) -> RunningJob:
+    def _job(self, place: int, message: messages.RunJob) -> RunningJob:
         environment = JobEnvironment(
             message.queue,
             self._hello.worker_id,
@@ -670,7 +649,9 @@ class Child:
             self._resources_of,
             lambda: int(time.time() * 1000) + message.clock_ahead_ms,
         )
-        return RunningJob(Run(unpack_job(message), token=message.token, renewed=0.0), environment)
+        return RunningJob(
+            Run(messages.unpack_job(message), token=message.token, renewed=0.0), environment
+        )
 
     def _call(self, jobs: Sequence[RunningJob]) -> list[Result]:
         route = self._dispatch.resolve(jobs[0].job)
@@ -689,11 +670,11 @@ class Child:
                 run.cancelled = flags.cancelled
                 run.lost = Discard(Loss.TAKEN) if flags.lost else None
 
-    def _open_port(self, message: RunJob, place: int, run: Run) -> JobPort:
+    def _open_port(self, message: messages.RunJob, place: int, run: Run) -> JobPort:
         request = partial(self._worker.request, message.number, place)
         return RemoteJobPort(run, message.queue, request, partial(self._spawn, message, run))
 
-    def _spawn(self, message: RunJob, run: Run, children: Children) -> list[str]:
+    def _spawn(self, message: messages.RunJob, run: Run, children: Children) -> list[str]:
         with self._spawning:
             if not self._worker.is_open_to(message.number):
                 raise LockLost(message.queue, run.job.id)
@@ -704,7 +685,7 @@ class Child:
             return store.run(again(steps), timeout=_SPAWNING)
 
 
-def _load_app(hello: Hello) -> tuple[App, Dispatch]:
+def _load_app(hello: messages.Hello) -> tuple[App, Dispatch]:
     app = load(AppSource(hello.app, hello.modules, hello.script))
     if not isinstance(app, App):
         raise ConfigurationError(f"{hello.app!r} must be an App, got {type(app).__qualname__}")
@@ -759,7 +740,7 @@ def _send_records(worker: WorkerConnection) -> None:
     root.addHandler(WorkerLogHandler(worker.send))
 
 
-def _set_up_logging(worker: WorkerConnection, hello: Hello) -> None:
+def _set_up_logging(worker: WorkerConnection, hello: messages.Hello) -> None:
     root = logging.getLogger()
     _send_records(worker)
     root.setLevel(hello.log_level)
@@ -783,7 +764,7 @@ def main() -> None:
     os.close(begun_fd)
     worker.watch_control_socket(child.set_flags, _end_group)
     hello = worker.receive()
-    if not isinstance(hello, Hello):
+    if not isinstance(hello, messages.Hello):
         sys.exit(f"{hello!r} is not a greeting")
     sys.path[:] = hello.path
     _set_up_logging(worker, hello)
@@ -792,7 +773,7 @@ def main() -> None:
         child.serve(hello)
     except BaseException as error:  # noqa: BLE001 - the worker reports it
         with suppress(OSError):
-            worker.send(Started(f"{reason_of(error)}\n{stack_of(error)}"))
+            worker.send(messages.Started(f"{reason_of(error)}\n{stack_of(error)}"))
         sys.exit(1)
 
 

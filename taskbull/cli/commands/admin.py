@@ -15,11 +15,11 @@ from typing import Any, BinaryIO, TypeVar
 import click
 from msgspec import Struct
 
-from taskbull.cli.app_loading import find_server, server_options
+from taskbull.cli.app_loading import find_queue, find_server, server_options
 from taskbull.cli.arguments import complete_queue, read_past, read_seconds
 from taskbull.cli.errors import FAILED, CommandFailed, WrongUsage, complain
 from taskbull.cli.output import cell, json_option, plural, show_json
-from taskbull.cli.server import ask, existing_queue, yes_option
+from taskbull.cli.server import ask, yes_option
 from taskbull.core import payload
 from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS, STATES, JobState
@@ -116,16 +116,13 @@ def retry(  # noqa: PLR0913 - passed by keyword
     _check_choice(ids, state, error, limit=limit, rate=rate)
     if reset_steps and error is not None:
         raise WrongUsage("--reset-steps needs the ids of the jobs")
-    server = find_server(**where)
-    target = existing_queue(server, queue)
+    server, target = find_queue(queue, **where)
     if error is not None:
         group = _Group(target, error, limit=limit, rate=rate, reset_attempts=reset_attempts)
         count = group.retry()
         _record(server, "retry-group", queue, f"error {error}", count)
-        if as_json:
-            show_json({"queue": queue, "retried": count})
-        else:
-            _say(f"retried {plural(count, 'job')} in queue {queue}")
+        facts = {"queue": queue, "retried": count}
+        _report(facts, f"retried {plural(count, 'job')} in queue {queue}", as_json=as_json)
         return
 
     def run_again(job_id: str) -> None:
@@ -187,8 +184,7 @@ class _Group(Struct, frozen=True):
 @json_option
 def promote(queue: str, ids: tuple[str, ...], as_json: bool, **where: str | None) -> None:
     """Run delayed jobs now."""
-    server = find_server(**where)
-    target = existing_queue(server, queue)
+    server, target = find_queue(queue, **where)
     action = Action("promote", target.promote, "will run now")
     _each(server, target, ids, action, as_json=as_json)
 
@@ -208,11 +204,9 @@ def signal(
         decoded = payload.decode(value.encode())
     except ValueError as error:
         raise WrongUsage(f"The value must be JSON, such as 5 or true: {error}") from None
-    existing_queue(find_server(**where), queue).signal(job_id, name, decoded)
-    if as_json:
-        show_json({"queue": queue, "id": job_id, "signal": name})
-    else:
-        _say(f"sent signal {name} to job {job_id}")
+    find_queue(queue, **where)[1].signal(job_id, name, decoded)
+    facts = {"queue": queue, "id": job_id, "signal": name}
+    _report(facts, f"sent signal {name} to job {job_id}", as_json=as_json)
 
 
 _CANCELLED = {
@@ -236,8 +230,7 @@ def cancel(
 
     Exits with 1 if a job was already finished or does not exist.
     """
-    server = find_server(**where)
-    target = existing_queue(server, queue)
+    server, target = find_queue(queue, **where)
     results: list[dict[str, Any]] = []
     for job_id in dict.fromkeys(ids):
         try:
@@ -266,8 +259,7 @@ def cancel(
 @json_option
 def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: str | None) -> None:
     """Delete jobs and their children."""
-    server = find_server(**where)
-    target = existing_queue(server, queue)
+    server, target = find_queue(queue, **where)
     ask(f"Delete {plural(len(set(ids)), 'job')} from queue '{queue}'?", yes)
     _each(server, target, ids, Action("remove", target.remove, "deleted"), as_json=as_json)
 
@@ -300,8 +292,7 @@ def retry_all(  # noqa: PLR0913 - passed by keyword
     """Retry all failed (or completed) jobs of a queue."""
     if rate is not None and state != "failed":
         raise WrongUsage("--rate selects failed jobs")
-    server = find_server(**where)
-    target = existing_queue(server, queue)
+    server, target = find_queue(queue, **where)
     there = target.counts()[state]
     if there > _MANY:
         chosen = f"up to {there:,}" if since is not None else f"all {there:,}"
@@ -312,10 +303,8 @@ def retry_all(  # noqa: PLR0913 - passed by keyword
         group = _Group(target, None, since=since, rate=rate, reset_attempts=reset_attempts)
         count = group.retry()
     _record(server, "retry-all", queue, f"{state} jobs", count)
-    if as_json:
-        show_json({"queue": queue, "state": state, "retried": count})
-    else:
-        _say(f"retried {plural(count, 'job')} in queue {queue}")
+    facts = {"queue": queue, "state": state, "retried": count}
+    _report(facts, f"retried {plural(count, 'job')} in queue {queue}", as_json=as_json)
 
 
 @click.command()
@@ -327,8 +316,7 @@ def retry_all(  # noqa: PLR0913 - passed by keyword
 @json_option
 def pause(queue: str, reason: str, as_json: bool, **where: str | None) -> None:
     """Pause a queue; running jobs continue."""
-    server = find_server(**where)
-    target = existing_queue(server, queue)
+    server, target = find_queue(queue, **where)
     before = target.is_paused()
     if before and not reason:
         target.pause()  # Keep the user and the reason of the earlier pause.
@@ -336,12 +324,10 @@ def pause(queue: str, reason: str, as_json: bool, **where: str | None) -> None:
         target.pause(by=_user(), reason=reason)
     _record(server, "pause", queue, reason, 0)
     counts = target.counts()
-    if as_json:
-        show_json({"queue": queue, "paused": True, "changed": not before})
-        return
     now = "was already paused" if before else "is paused"
     running = plural(counts[JobState.ACTIVE], "job")
-    _say(f"queue {queue} {now}; {running} still running")
+    facts = {"queue": queue, "paused": True, "changed": not before}
+    _report(facts, f"queue {queue} {now}; {running} still running", as_json=as_json)
 
 
 @click.command()
@@ -350,15 +336,13 @@ def pause(queue: str, reason: str, as_json: bool, **where: str | None) -> None:
 @json_option
 def resume(queue: str, as_json: bool, **where: str | None) -> None:
     """Resume a paused queue."""
-    server = find_server(**where)
-    target = existing_queue(server, queue)
+    server, target = find_queue(queue, **where)
     before = target.is_paused()
     target.resume()
     _record(server, "resume", queue, "", 0)
-    if as_json:
-        show_json({"queue": queue, "paused": False, "changed": before})
-        return
-    _say(f"queue {queue} {'resumed' if before else 'was not paused'}")
+    facts = {"queue": queue, "paused": False, "changed": before}
+    how = "resumed" if before else "was not paused"
+    _report(facts, f"queue {queue} {how}", as_json=as_json)
 
 
 @click.command()
@@ -422,8 +406,7 @@ def drain(
 
     With --save, only jobs in the file are deleted. Jobs that are added later remain.
     """
-    server = find_server(**where)
-    target = existing_queue(server, queue)
+    server, target = find_queue(queue, **where)
     counts = target.counts()
     states = [JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED]
     states += [JobState.DELAYED] if delayed else []
@@ -434,10 +417,8 @@ def drain(
     else:
         removed = len(_save_and_remove(target, states, save))
     _record(server, "drain", queue, "", removed)
-    if as_json:
-        show_json({"queue": queue, "removed": removed})
-    else:
-        _say(f"deleted {plural(removed, 'job')} from queue {queue}")
+    facts = {"queue": queue, "removed": removed}
+    _report(facts, f"deleted {plural(removed, 'job')} from queue {queue}", as_json=as_json)
 
 
 @click.command()
@@ -480,8 +461,7 @@ def clean(  # noqa: PLR0913 - passed by keyword
     **where: str | None,
 ) -> None:
     """Delete jobs in one state, oldest first."""
-    server = find_server(**where)
-    target = existing_queue(server, queue)
+    server, target = find_queue(queue, **where)
     age = f" older than {older_than:g} s" if older_than else ""
     most = f", at most {limit:,}," if limit else ""
     ask(f"Delete the {state} jobs{age}{most} from queue '{queue}'?", yes)
@@ -491,10 +471,10 @@ def clean(  # noqa: PLR0913 - passed by keyword
         before = datetime.now(UTC) - timedelta(seconds=older_than)
         removed = _save_and_remove(target, [JobState(state)], save, before, limit)
     _record(server, "clean", queue, f"{state} jobs", len(removed))
-    if as_json:
-        show_json({"queue": queue, "state": state, "removed": len(removed), "ids": removed})
-    else:
-        _say(f"deleted {plural(len(removed), f'{state} job')} from queue {queue}")
+    facts = {"queue": queue, "state": state, "removed": len(removed), "ids": removed}
+    _report(
+        facts, f"deleted {plural(len(removed), f'{state} job')} from queue {queue}", as_json=as_json
+    )
 
 
 @click.command()
@@ -505,16 +485,13 @@ def clean(  # noqa: PLR0913 - passed by keyword
 @json_option
 def obliterate(queue: str, force: bool, yes: bool, as_json: bool, **where: str | None) -> None:
     """Delete a queue and everything in it."""
-    server = find_server(**where)
-    target = existing_queue(server, queue)
+    server, target = find_queue(queue, **where)
     jobs = sum(target.counts().values())
     ask(f"Permanently delete queue '{queue}' and its {plural(jobs, 'job')}?", yes)
     target.obliterate(force=force)
     _record(server, "obliterate", queue, "", jobs)
-    if as_json:
-        show_json({"queue": queue, "removed": jobs})
-    else:
-        _say(f"deleted queue {queue} and {plural(jobs, 'job')}")
+    facts = {"queue": queue, "removed": jobs}
+    _report(facts, f"deleted queue {queue} and {plural(jobs, 'job')}", as_json=as_json)
 
 
 # Copies of jobs, written before the jobs are deleted.
@@ -612,6 +589,14 @@ def _user() -> str:
 
 def _say(message: str) -> None:
     click.echo(cell(message))
+
+
+def _report(facts: dict[str, Any], message: str, *, as_json: bool) -> None:
+    """Print the result of a command, as JSON or as a message."""
+    if as_json:
+        show_json(facts)
+    else:
+        _say(message)
 
 
 def _each(

@@ -65,13 +65,13 @@ def _rule(pattern: str) -> str:
     )
 
 
-def acl_of(server: SyncServer, queues: Sequence[str], user: str = "taskbull") -> str:
+def acl_of(server: SyncServer, queues: Sequence[str]) -> str:
     """Return the ACL line of a user, for these queues or for all queues under the prefix."""
     keys = [key_rule(server)]
     if queues:
         keys = [*(key_rule(server, queue) for queue in queues), shared_key_rule(server)]
     words = ["on", ">PASSWORD", "resetkeys", *keys, "resetchannels", "-@all", *rules()]
-    return f"{user} {' '.join(words)}"
+    return f"taskbull {' '.join(words)}"
 
 
 # Findings: one line per check.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -112,6 +112,14 @@ def _read_environment(
     return {name: value for name, _, value in (word.partition("=") for word in words)} or None
 
 
+def _count_option(
+    *flags: str,
+    default: str = "no limit",
+    help: str,  # noqa: A002 - as in click
+) -> Callable[[click.Command | Callable[..., Any]], Any]:
+    return click.option(*flags, type=click.IntRange(1), show_default=default, help=help)
+
+
 @click.command(cls=WorkerCommand)
 @click.argument("app", required=False)
 @click.option(
@@ -130,44 +138,24 @@ def _read_environment(
     help="Queue to process; repeatable, or a,b. a:5 sets a concurrency of 5.",
 )
 @click.option("--any-queue", is_flag=True, help="Accept queues for which the app has no task.")
-@click.option(
-    "-c",
-    "--concurrency",
-    type=click.IntRange(1),
-    show_default=str(_DEFAULT.concurrency),
-    help="Concurrent jobs per queue.",
+@_count_option(
+    "-c", "--concurrency", default=str(_DEFAULT.concurrency), help="Concurrent jobs per queue."
 )
-@click.option(
-    "--threads",
-    type=click.IntRange(1),
-    show_default="the concurrency, at most 64",
-    help="Threads for sync functions.",
+@_count_option(
+    "--threads", default="the concurrency, at most 64", help="Threads for sync functions."
 )
 @click.option("--processes", type=click.IntRange(1), default=1, help="Number of worker processes.")
-@click.option(
+@_count_option(
     "--process-pool",
-    type=click.IntRange(1),
-    show_default="CPU cores divided by --processes",
+    default="CPU cores divided by --processes",
     help="Pool processes per worker, for tasks with process=True.",
 )
-@click.option(
-    "--process-max-jobs",
-    type=click.IntRange(1),
-    show_default="no limit",
-    help="Replace a pool process after about this many jobs.",
-)
-@click.option(
+@_count_option("--process-max-jobs", help="Replace a pool process after about this many jobs.")
+@_count_option(
     "--process-max-memory",
-    type=click.IntRange(1),
-    show_default="no limit",
     help="Replace a pool process that uses more than this many MB after a job.",
 )
-@click.option(
-    "--process-memory-limit",
-    type=click.IntRange(1),
-    show_default="no limit",
-    help="Address-space limit per pool process, in MB.",
-)
+@_count_option("--process-memory-limit", help="Address-space limit per pool process, in MB.")
 @click.option(
     "--process-env",
     metavar="NAME=VALUE",
@@ -203,18 +191,8 @@ def _read_environment(
     show_default=f"{_DEFAULT.shutdown_timeout:g}",
     help="Time that running jobs get to finish when the worker stops.",
 )
-@click.option(
-    "--max-jobs",
-    type=click.IntRange(1),
-    show_default="no limit",
-    help="Replace a process after this many jobs.",
-)
-@click.option(
-    "--max-memory",
-    type=click.IntRange(1),
-    show_default="no limit",
-    help="Replace a process that uses more than this many MB.",
-)
+@_count_option("--max-jobs", help="Replace a process after this many jobs.")
+@_count_option("--max-memory", help="Replace a process that uses more than this many MB.")
 @click.option(
     "--log-level",
     type=click.Choice(_LEVELS, case_sensitive=False),

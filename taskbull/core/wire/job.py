@@ -60,19 +60,13 @@ RUN_FIELDS = (
     b"parentKey",
     b"stacktrace",
     b"attemptsMade",
-    b"tbpd",
-    b"tbnx",
+    b"tbpd",  # the last delay of decorrelated jitter in ms
+    b"tbnx",  # a job that was retried manually and no longer expires
 )
 """Fields that a worker needs, in the order of `decode_taken`."""
 
 NEW_FIELDS = 6
 """Number of `RUN_FIELDS` that a plain new job has."""
-
-PREVIOUS_DELAY_FIELD = "tbpd"
-"""Field with the last delay of decorrelated jitter in ms. Node keeps and ignores it."""
-
-EXPIRY_LIFTED_FIELD = "tbnx"
-"""Field of a job that was retried manually and no longer expires. Node keeps and ignores it."""
 
 OPTIONS_FIELD = "opts"
 TIMESTAMP_FIELD = "timestamp"

@@ -100,9 +100,9 @@ def field(
     )
 
 
-def tick(name: str, words: h.Node, *, ticked: bool = False) -> h.Element:
+def tick(name: str, words: h.Node) -> h.Element:
     """Return a checkbox."""
-    box = h.input_(name=name, type="checkbox", value="yes", checked=ticked)
+    box = h.input_(name=name, type="checkbox", value="yes")
     return h.label(box, h.span(words), class_="field tick")
 
 

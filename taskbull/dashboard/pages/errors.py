@@ -22,6 +22,7 @@ _SLOTS = 20
 _HOUR = 3600.0
 _HIDDEN_SHOWN = 20
 _HIDDEN_REFRESH = 30.0
+_EMPTY = "No failed jobs."
 
 
 async def show(dashboard: DashboardState, ctx: RequestContext) -> ui.Content:
@@ -31,7 +32,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> ui.Content:
     body = [
         _head(ctx, queue, failures.total),
         _coverage(failures),
-        ui.grid("errors", _COLUMNS, list(_rows(ctx, queue, failures).values()), "No failed jobs."),
+        ui.grid("errors", _COLUMNS, list(_rows(ctx, queue, failures).values()), _EMPTY),
         _hidden(queue, await _retried(dashboard, ctx, queue)),
     ]
     live = h.url("live", page="errors", q=queue)
@@ -54,7 +55,8 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     """Return the parts of the page that change."""
     queue = ctx.query.need("q")
     failures = await _failures(dashboard, ctx, queue)
-    return Parts({"coverage": _coverage(failures)}, {"errors": _rows(ctx, queue, failures)})
+    rows = ui.live_rows("errors", _COLUMNS, _rows(ctx, queue, failures), _EMPTY)
+    return Parts({"coverage": _coverage(failures)}, rows)
 
 
 async def _failures(dashboard: DashboardState, ctx: RequestContext, queue: str) -> Failures:

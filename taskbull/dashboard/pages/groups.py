@@ -10,12 +10,25 @@ from taskbull.core.diagnosis import describe_hold, describe_limiter
 from taskbull.core.groups import GroupInfo
 from taskbull.dashboard.access import RequestContext
 from taskbull.dashboard.html import Element, Node, div, h1, p, span, th, tr, url
-from taskbull.dashboard.layout import Content, ask_button, cell, grid, number
+from taskbull.dashboard.layout import Content, ask_button, cell, grid, live_rows, number
 from taskbull.dashboard.layout import link as link_to
 from taskbull.dashboard.state import DashboardState, Parts
 
 SHOWN: Final = 50
 """Number of groups that the page shows."""
+
+
+_COLUMNS: Final[tuple[Node, ...]] = (
+    "Group",
+    *(
+        th(name, scope="col", class_="n")
+        for name in ("Waiting", "Running", "Held", "Limit", "Rate", "Weight")
+    ),
+    "State",
+    th("Actions", scope="col"),
+)
+
+_EMPTY: Final = "No job of this queue has a group."
 
 
 async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
@@ -26,17 +39,9 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
         div(h1("Groups in ", link_to(queue, "queue", q=queue)), class_="head"),
         grid(
             "groups",
-            [
-                "Group",
-                *(
-                    th(name, scope="col", class_="n")
-                    for name in ("Waiting", "Running", "Held", "Limit", "Rate", "Weight")
-                ),
-                "State",
-                th("Actions", scope="col"),
-            ],
+            _COLUMNS,
             [_row(ctx, queue, group) for group in found],
-            "No job of this queue has a group.",
+            _EMPTY,
         ),
         p(f"Only the {SHOWN} largest groups are shown.", class_="quiet")
         if len(found) == SHOWN
@@ -51,7 +56,7 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     queue = ctx.query.need("q")
     found = await _read(dashboard, ctx, queue)
     rows = {_id_of(group): _row(ctx, queue, group) for group in found}
-    return Parts({}, {"groups": rows} if rows else {})
+    return Parts({}, live_rows("groups", _COLUMNS, rows, _EMPTY))
 
 
 async def _read(dashboard: DashboardState, ctx: RequestContext, queue: str) -> list[GroupInfo]:

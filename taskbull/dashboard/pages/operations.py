@@ -10,7 +10,7 @@ from typing import Final
 from taskbull.dashboard import html as h
 from taskbull.dashboard.access import RequestContext
 from taskbull.dashboard.html import body
-from taskbull.dashboard.layout import Content, ago, ask_button, cell, grid, meter, number
+from taskbull.dashboard.layout import Content, ago, ask_button, cell, grid, live_rows, meter, number
 from taskbull.dashboard.layout import link as link_to
 from taskbull.dashboard.messages import Refused
 from taskbull.dashboard.state import DashboardState, Parts
@@ -45,6 +45,8 @@ _COLUMNS: tuple[h.Node, ...] = (
     h.th("Stop", scope="col"),
 )
 
+_EMPTY = "No actions in the last hour."
+
 
 async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
     """Return the operations page."""
@@ -55,7 +57,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
             "Actions from all dashboards and command lines on this Redis in the last hour.",
             class_="quiet",
         ),
-        grid("operations", _COLUMNS, list(rows.values()), "No actions in the last hour."),
+        grid("operations", _COLUMNS, list(rows.values()), _EMPTY),
     ]
     return Content("Operations", body, "operations", live=h.url("live", page="operations"))
 
@@ -63,7 +65,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
 async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     """Return the parts of the page that change."""
     rows = await _rows(dashboard, ctx)
-    return Parts(lists={"operations": rows} if rows else {})
+    return Parts(lists=live_rows("operations", _COLUMNS, rows, _EMPTY))
 
 
 async def _rows(dashboard: DashboardState, ctx: RequestContext) -> dict[str, h.Element]:

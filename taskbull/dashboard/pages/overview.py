@@ -11,7 +11,7 @@ from taskbull.dashboard.access import RequestContext
 from taskbull.dashboard.layout import Content, ask_button, grid, plural
 from taskbull.dashboard.layout import link as link_to
 from taskbull.dashboard.pages.redis import read_nodes, redis_line, redis_troubles
-from taskbull.dashboard.queue_line import SERIOUS, Sample, draw_line, line_of
+from taskbull.dashboard.queue_line import SERIOUS, Sample, draw_line
 from taskbull.dashboard.state import DashboardState, Parts
 from taskbull.errors import TaskbullError
 
@@ -141,6 +141,5 @@ def _remedy(ctx: RequestContext, trouble: Trouble) -> h.Node:
 def _rows(dashboard: DashboardState, sample: Sample) -> dict[str, h.Rendered]:
     return dashboard.queue_rows.of(
         {f"queue-{name}": state for name, state in sample.queues.items()},
-        line_of,
         draw_line,
     )

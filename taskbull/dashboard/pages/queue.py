@@ -111,22 +111,31 @@ _BULK = {
 _LABELS = {"retry": "Retry", "remove": "Remove…", "promote": "Run now", "cancel": "Cancel…"}
 
 
-def job_list(ctx: RequestContext, list_query: ListQuery, page: JobRows, back: str) -> h.Element:
-    """Return a list of jobs with checkboxes and actions."""
-    actions = [name for name in _BULK.get(list_query.state, ("remove",)) if ctx.may(name)]
+def _actions(ctx: RequestContext, list_query: ListQuery) -> list[str]:
+    return [name for name in _BULK.get(list_query.state, ("remove",)) if ctx.may(name)]
+
+
+def _columns(ctx: RequestContext, list_query: ListQuery) -> list[h.Node]:
     tick_all = h.input_(type="checkbox", data_all=True, hidden=True, aria_label="Select all shown")
-    when = _WHEN.get(list_query.state, "Finished")
-    columns: list[h.Node] = [
-        h.th(tick_all, scope="col") if actions else None,
+    return [
+        *([h.th(tick_all, scope="col")] if _actions(ctx, list_query) else []),
         "Id",
         "Task",
         h.th("Attempts", scope="col", class_="n"),
-        when,
+        _WHEN.get(list_query.state, "Finished"),
         h.th("Took", scope="col", class_="n"),
         "About",
     ]
+
+
+def _empty(list_query: ListQuery) -> str:
+    return f"No {list_query.state} jobs." if list_query.is_first else "No more jobs."
+
+
+def job_list(ctx: RequestContext, list_query: ListQuery, page: JobRows, back: str) -> h.Element:
+    """Return a list of jobs with checkboxes and actions."""
+    actions = _actions(ctx, list_query)
     rows = [job_line(ctx, list_query, row) for row in page.rows]
-    empty = f"No {list_query.state} jobs." if list_query.is_first else "No more jobs."
     return h.form(
         [
             h.input_(type="hidden", name=name, value=value)
@@ -136,7 +145,7 @@ def job_list(ctx: RequestContext, list_query: ListQuery, page: JobRows, back: st
                 ("back", back),
             )
         ],
-        ui.grid("jobs", [column for column in columns if column is not None], rows, empty),
+        ui.grid("jobs", _columns(ctx, list_query), rows, _empty(list_query)),
         h.div(
             h.span(
                 h.span("", data_ticked=True),
@@ -402,7 +411,8 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
         return Parts(elements)
     page = await _rows(dashboard, ctx, list_query)
     rows = {f"job-{row.job.id}": job_line(ctx, list_query, row) for row in page.rows}
-    return Parts(elements, {"jobs": rows} if rows else {})
+    columns = _columns(ctx, list_query)
+    return Parts(elements, ui.live_rows("jobs", columns, rows, _empty(list_query)))
 
 
 async def _activity(

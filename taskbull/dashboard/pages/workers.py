@@ -10,7 +10,17 @@ from taskbull.core.validation import instant_from_ms
 from taskbull.core.worker_record import WorkerRecord, is_made_id
 from taskbull.dashboard import html as h
 from taskbull.dashboard.access import RequestContext
-from taskbull.dashboard.layout import Content, ask_button, cell, duration, grid, number, since, size
+from taskbull.dashboard.layout import (
+    Content,
+    ask_button,
+    cell,
+    duration,
+    grid,
+    live_rows,
+    number,
+    since,
+    size,
+)
 from taskbull.dashboard.layout import link as link_to
 from taskbull.dashboard.queue_line import QueueState, Sample
 from taskbull.dashboard.state import DashboardState, Parts
@@ -32,7 +42,7 @@ async def show(dashboard: DashboardState, ctx: RequestContext) -> Content:
             "workers are shown.",
             class_="notice",
         ),
-        grid("workers", _COLUMNS, list(_rows(ctx, sample).values()), "No workers are connected."),
+        grid("workers", _COLUMNS, list(_rows(ctx, sample).values()), _EMPTY),
         await _longest(dashboard, ctx, sample),
     ]
     return Content(
@@ -44,7 +54,8 @@ async def parts(dashboard: DashboardState, ctx: RequestContext) -> Parts:
     """Return the parts of the page that change."""
     sample = await dashboard.sampler.latest()
     longest = await _longest(dashboard, ctx, sample)
-    return Parts({"longest": longest}, {"workers": _rows(ctx, sample)}, sample.problem)
+    rows = live_rows("workers", _COLUMNS, _rows(ctx, sample), _EMPTY)
+    return Parts({"longest": longest}, rows, sample.problem)
 
 
 _COLUMNS: tuple[h.Node, ...] = (
@@ -58,6 +69,8 @@ _COLUMNS: tuple[h.Node, ...] = (
     h.th("Memory", scope="col", class_="n"),
     h.th("Actions", scope="col"),
 )
+
+_EMPTY = "No workers are connected."
 
 
 def _rows(ctx: RequestContext, sample: Sample) -> dict[str, h.Element]:

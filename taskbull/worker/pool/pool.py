@@ -34,7 +34,7 @@ from taskbull.worker.pool import messages
 from taskbull.worker.pool.process import PoolCall, PoolProcess, ProcessEvent
 from taskbull.worker.run import Run, Shutdown
 from taskbull.worker.running_job import RunningJob, run_of
-from taskbull.worker.threads import Stoppable
+from taskbull.worker.threads import TimeLimit
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class ProcessPool:
         self._first = False
 
     async def run(
-        self, jobs: Sequence[RunningJob], grace: float, clock: Stoppable | None = None
+        self, jobs: Sequence[RunningJob], grace: float, clock: TimeLimit | None = None
     ) -> list[messages.Result]:
         """Run a job, or all jobs of a batch, in one process call; return each job's result.
 

@@ -26,7 +26,7 @@ from taskbull.core.outcome import where_of
 from taskbull.store.backend import Waiter, wake
 from taskbull.worker.pool import messages
 from taskbull.worker.running_job import RunningJob, clock_ahead_ms, run_of
-from taskbull.worker.threads import Stoppable
+from taskbull.worker.threads import TimeLimit
 
 # Output of a process, as log lines. All of it is read, because a full pipe would block the
 # process, but only a limited number of lines is logged.
@@ -160,7 +160,7 @@ class PoolCall:
     """
 
     def __init__(
-        self, number: int, jobs: Sequence[RunningJob], grace: float, clock: Stoppable | None
+        self, number: int, jobs: Sequence[RunningJob], grace: float, clock: TimeLimit | None
     ) -> None:
         self.number = number
         self.jobs = jobs

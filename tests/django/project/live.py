@@ -115,6 +115,24 @@ class Live(unittest.TestCase):
             result = finished(again.enqueue())
             self.assertEqual((len(result.errors), result.attempts), (3, 3), task.name)
 
+    def test_an_error_whose_class_is_in_another_class(self) -> None:
+        result = finished(tasks.confirm.enqueue(0))
+        [error] = result.errors
+        self.assertEqual(error.exception_class_path, "shop.models.Order.DoesNotExist")
+        self.assertIs(error.exception_class, Order.DoesNotExist)
+        (ended,) = wait_for(lambda: signals_of(result, "finished"))
+        self.assertTrue(ended.endswith(" shop.models.Order.DoesNotExist"), ended)
+
+    def test_a_thread_that_hangs(self) -> None:
+        job = app.sync_queue("default").add(
+            "shop.tasks.hang", {"args": []}, timeout=0.05, attempts=1
+        )
+        with self.assertRaises(JobFailed):
+            job.result(timeout=LIMIT)
+        [error] = default_task_backend.get_result(job.ref).errors
+        self.assertIs(error.exception_class, TimeoutError)
+        self.assertIn("Its thread is here", error.traceback)
+
     def test_a_job_of_another_producer(self) -> None:
         job = app.sync_queue("default").add("shop.tasks.look", {"args": ["x"], "attempts": [1]})
         self.assertEqual(job.result(timeout=LIMIT)["id"], job.ref)

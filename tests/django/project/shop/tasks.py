@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import django
@@ -121,6 +122,18 @@ def unserializable() -> object:
 def order_of(word: str) -> None:
     """Write down when it ran."""
     Order.objects.create(state=f"ran {word}")
+
+
+@task
+def count(numbers: dict[int, int]) -> dict[int, int]:
+    """Return a dict with numbers as keys."""
+    return {7: sum(numbers.values())}
+
+
+@task
+def hang() -> None:
+    """Take longer than a time limit."""
+    time.sleep(1)
 
 
 SIGNALS: dict[str, list[str]] = {}

@@ -351,6 +351,14 @@ class Rules(SimpleTestCase):
             self.assertEqual((done.errors, failed.status), ([], "FAILED"))
             self.assertEqual([error.exception_class for error in failed.errors], [tasks.NoStock])
 
+    def test_numbers_as_keys(self) -> None:
+        with recorded(task_backends["default"].app) as box:
+            result = tasks.count.enqueue({1: 2})
+            self.assertEqual(result.args, [{"1": 2}])
+            box.run()
+            result.refresh()
+        self.assertEqual((result.args, result.return_value), ([{"1": 2}], {"7": 2}))
+
     def test_results_of_inline_tasks(self) -> None:
         options = {**settings.TASKS["default"]["OPTIONS"], "inline": True}
         with override_settings(TASKS=entry(OPTIONS=options)):
