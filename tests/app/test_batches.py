@@ -166,7 +166,7 @@ async def test_a_batch_begins_immediately_when_every_slot_waits_for_it(app: App)
 
 
 async def settled(app: App, active: int) -> None:
-    """Wait until so many jobs are taken, and the event loop has nothing else to do."""
+    """Wait until this many jobs are fetched and the event loop is idle."""
     queue = app.queue("default")
     while (await queue.counts())["active"] < active:
         await anyio.wait_all_tasks_blocked()

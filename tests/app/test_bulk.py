@@ -74,7 +74,7 @@ def once(numbers: range) -> Counter[int]:
 
 
 def break_off(proxy: Proxy, how: str, at: int = 1000) -> Callable[[int], None]:
-    """Make a callback that breaks the connection for good when so many jobs were added."""
+    """Return a callback that breaks the connection permanently after this many added jobs."""
 
     def told(number: int) -> None:
         if number == at:
@@ -253,7 +253,7 @@ def test_a_generator_is_streamed_and_progress_is_reported(proxy: Proxy, admin: A
 
 def test_a_handle_does_not_keep_what_was_sent(proxy: Proxy) -> None:
     class Big:
-        """Stands for something large; it can be watched."""
+        """A placeholder for a large object, with weak references."""
 
     seen: list[weakref.ref[Big]] = []
 

@@ -1,6 +1,6 @@
 """Results of children as arguments: types, order, and every failure policy.
 
-By a worker and by `taskbull.testing`: both are to do the same.
+Workers and `taskbull.testing` must behave the same.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ async def test_each_task_gets_what_the_lifespan_of_its_own_app_yields(
     async def foreign(value: int = from_lifespan()) -> list[Any]:
         return [value, current_job().resources]
 
-    @group.task  # which has no lifespan of its own
+    @group.task  # It has no lifespan.
     def grouped(value: str = from_lifespan()) -> list[Any]:
         return [value, current_job().resources]
 

@@ -27,7 +27,7 @@ LIMIT = 60.0
 
 
 class Bed:
-    """An app whose one task ends when it is told to; results may be read through a proxy."""
+    """An app whose task finishes on request. Results may be read through a proxy."""
 
     def __init__(self, server: Reachable, prefix: str) -> None:
         self.app = App("results", redis=server.url, prefix=prefix)

@@ -108,7 +108,7 @@ async def test_many_threads_wait_on_two_connections_and_all_have_their_results(
             await seen(lambda: waiting(far) >= MANY and "too short" in waits.got, "all wait")
             await seen(lambda: readers(admin) == 1, "one reads")  # not between two reads
             assert int(admin.info("clients")["connected_clients"]) <= before + 2
-            # The network goes, and some jobs end meanwhile, unheard of.
+            # The network fails, and some jobs finish unnoticed.
             await to_thread.run_sync(proxy.refuse)
             await to_thread.run_sync(proxy.cut)
             waits.start("without Redis", far.job("q", slow.id), 0.2)
@@ -259,5 +259,5 @@ def test_a_deadline_holds_while_others_ask(app: App) -> None:
 
     job = never.delay()
     late = pytest.raises(TimeoutError, match=r"did not finish within 0\.05 s")
-    with watch_of(app)._asking, late:  # somebody asks, and Redis does not answer
+    with watch_of(app)._asking, late:  # A thread sends a call, and Redis does not reply.
         job.result(0.05)

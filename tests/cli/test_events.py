@@ -21,7 +21,7 @@ from tests.servers.waiting import wait_until
 
 @contextmanager
 def following(*words: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """Follow a queue in a process of its own, until the end of the block."""
+    """Follow a queue in a separate process during the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "taskbull", "events", *words],
         cwd=cwd,

@@ -20,7 +20,7 @@ def client(url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def flow(cli: CommandLine, client: redis.Redis) -> str:
-    """A tree of three levels over two queues, as it stands when much has happened."""
+    """A tree of three levels across two queues, with jobs in many states."""
     pages, reports = (QueueKeys(name, cli.prefix) for name in ("pages", "reports"))
     plain: dict[str, Any] = {
         "name": "n",

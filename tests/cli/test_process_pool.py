@@ -195,7 +195,7 @@ def test_tasks_are_shown_where_they_run(folder: Path) -> None:
 
 @pytest.fixture
 def as_process_1() -> Callable[[Path, str], subprocess.Popen[str]]:
-    """Start a worker as process 1 of a namespace of its own, where that is allowed."""
+    """Start a worker as process 1 of its own namespace, if that is allowed."""
     unshare = shutil.which("unshare")
     words = [unshare or "", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if unshare is None or subprocess.run([*words, "true"], check=False).returncode:

@@ -38,7 +38,7 @@ class Order:
 
 
 class CardDeclined(PermanentError):
-    """A user's own kind of an error of ours."""
+    """A user's subclass of a taskbull error."""
 
 
 class Unprintable(Exception):
@@ -74,7 +74,7 @@ def caught(function: Any, *args: Any) -> BaseException:
         (Order.DoesNotExist("no order 5"), "Order.DoesNotExist: no order 5"),
         (ValueError("😀 \0"), "ValueError: 😀 \0"),
         (ValueError("\ud800"), "ValueError: \\ud800"),
-        # A sentence of its own, and the words that Node stores.
+        # The error's message, as Node stores it.
         (PermanentError("no such card"), "no such card"),
         (UnrecoverableError("no such card"), "no such card"),
         (TransientError("busy"), "busy"),

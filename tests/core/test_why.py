@@ -377,7 +377,7 @@ def test_a_job_that_has_ended_has_one_reason() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"connected": ["web1-812", ""]},  # Node's, of which nothing is known
+        {"connected": ["web1-812", ""]},  # A Node worker without a record.
         {"records": [WorkerRecord(id="web1-812")]},  # takes any task
         {"records": [WorkerRecord(id="web1-812", tasks=["a"], tasks_left_out=9)]},
     ],

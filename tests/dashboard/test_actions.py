@@ -119,7 +119,7 @@ async def took_back(visitor: Visitor, page: str) -> str:
 
 
 async def notice(visitor: Visitor, action: str, **fields: Any) -> str:
-    """Do it, and return the page that tells of it."""
+    """Run the action, and return the page with its result."""
     answer = await visitor.act(action, q="emails", back="queue?q=emails", **fields)
     assert answer.status_code == 303
     return (await visitor.get(answer.headers["location"])).text

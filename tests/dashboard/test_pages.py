@@ -425,7 +425,7 @@ async def test_a_schedule_tells_how_its_last_run_ended(
 async def test_errors_that_retries_hide_are_shown(
     visitor: Visitor, make_queue: MakeQueue, admin: Any
 ) -> None:
-    """Also those of Node's jobs, which nobody counts: what is stored of them tells."""
+    """Includes Node's jobs without metrics, which are counted from the stored jobs."""
     emails = make_queue("emails")
     emails.add_bulk([("send", {}, {"delay": 3600})] * 130)
     stack = json.dumps(["ConnectionError: 10.0.0.1 refused\n    at send (/app/mail.js:3:1)"])

@@ -53,7 +53,7 @@ def of_a_thread(job: Any) -> None:
     log.info("at work on %s", job.id)
 
 
-# users-5: with ten at once nobody could tell whose line is whose.
+# users-5: with ten concurrent jobs, lines could not be assigned to jobs.
 @pytest.mark.parametrize("handler", [of_a_coroutine, of_a_thread])
 async def test_a_line_of_a_task_names_its_job(
     bed: WorkerBed, stream: io.StringIO, handler: Any
@@ -142,7 +142,7 @@ def _app(bed: WorkerBed) -> App:
     return app
 
 
-# users-5: the log had no traceback at all, and what was stored had four frames of ours.
+# users-5: the log had no traceback, and the stored one had four frames of taskbull.
 @pytest.mark.parametrize("name", ["in_a_thread", "in_the_loop"])
 async def test_a_failure_is_reported_with_its_type_and_where_it_happened(
     bed: WorkerBed, stream: io.StringIO, name: str

@@ -35,7 +35,7 @@ async def seed(emails: Queue, admin: Any, count: int = 120) -> None:
 
 
 async def act(action: Any, fingerprint: str, **more: Any) -> GroupStep:
-    """Go on to the end; a step looks at 50 jobs."""
+    """Run all steps. Each examines 50 jobs."""
     step: GroupStep = await action(fingerprint, **more)
     while not step.over:
         assert step.examined % 50 == 0

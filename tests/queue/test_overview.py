@@ -81,7 +81,7 @@ def test_what_changes_slowly_is_asked_for_some_at_a_time(
         watch.details_read_at = time.monotonic() - 60
     before = scripts(admin)
     looked.watch(overview)
-    assert scripts(admin) - before == 50 + 2 * 16  # nothing runs: nobody asks for locks
+    assert scripts(admin) - before == 50 + 2 * 16  # No job is running, so no locks are read.
 
 
 def test_a_queue_that_was_changed_is_seen_next(looked: SyncServer, queues: list[str]) -> None:

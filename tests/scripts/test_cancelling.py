@@ -228,7 +228,7 @@ def test_it_is_kept_as_its_options_say(bed: Bed, name: str) -> None:
 
 
 DIFFERS = {"atm", "ats", "processedOn", "pb", "stacktrace"}
-"""What a job has that was run: it has had an attempt, and the stack of its error."""
+"""Fields of a job that has run: an attempt, and the stack of its error."""
 
 
 def _plain(bed: Bed) -> str:
@@ -470,7 +470,7 @@ PARENT = "cancelled: parent "
 
 
 def _flow(bed: Bed, **parent: Any) -> None:
-    """A parent of a child in each place, one of which is a parent itself."""
+    """A parent with a child in each state. One child is a parent as well."""
     bed.job("top", "waiting-children", **parent)
     for place in ("wait", "prioritized", "delayed", "completed", "failed"):
         bed.child(f"in-{place}", "top", place)

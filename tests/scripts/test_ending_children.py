@@ -17,7 +17,7 @@ PARENTS = ("p0", "p1")
 
 
 def seed(bed: Bed, parents: list[str | None], **fields: Any) -> None:
-    """Let parents wait for children that are to run, in this order; some jobs have no parent."""
+    """Add parents that wait for children, which run in this order. Some jobs have no parent."""
     for name in PARENTS:
         bed.job(name, "waiting-children", **fields)
     for number, parent in enumerate(parents):
@@ -67,7 +67,7 @@ def test_the_last_child_lets_its_parent_run_when_it_is_its_turn(bed: Bed) -> Non
     assert state["wait"] == ["c4", "p0"]
     assert state["p1:dependencies"] == {bed.queue.job("c4")}
     assert "p0:dependencies" not in state
-    # The parent is told right before its last child, as if each had ended alone.
+    # The parent is updated right before its last child, as if each had finished alone.
     assert [(event["event"], event["jobId"]) for event in bed.events()] == [
         ("completed", "c0"),
         ("completed", "c1"),

@@ -65,7 +65,7 @@ def test_pages_do_not_slip_when_jobs_come_and_go(bed: Bed) -> None:
     first = bed.run(browse.list_jobs(bed.queue, JobState.FAILED, START, 6))
     assert ids(first.rows) == ["11", "10", "09", "08", "07", "06"]
     bed.job("new", "failed", score=9)
-    bed.admin.zrem(bed.queue.failed, "06", "10")  # the last of the page, too
+    bed.admin.zrem(bed.queue.failed, "06", "10")  # Including the last one of the page.
     assert first.after is not None
     second = bed.run(browse.list_jobs(bed.queue, JobState.FAILED, first.after, 3))
     assert ids(second.rows) == ["05", "04", "03"]

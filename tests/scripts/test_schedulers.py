@@ -374,11 +374,11 @@ def test_schedules_are_read_in_pages_and_in_order(bed: Bed) -> None:
     def page() -> None:
         nonlocal pages
         pages += 1
-        bed.admin.zadd(bed.queue.repeat, {"s699": NOW + 1})  # it runs meanwhile
+        bed.admin.zadd(bed.queue.repeat, {"s699": NOW + 1})  # It is running now.
 
     found = bed.go(list_schedulers(bed.queue), page)
     assert sorted(read.id for read in found) == sorted(ids)
-    others = [read.id for read in found if read.id != "s699"]  # which was read before or after
+    others = [read.id for read in found if read.id != "s699"]  # It was read before or after.
     assert others == ids[-2::-1]
     assert pages > 2
 

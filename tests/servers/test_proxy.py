@@ -138,7 +138,7 @@ def test_a_black_hole_swallows_and_closes_nothing(proxy: Proxy) -> None:
                 with pytest.raises(TimeoutError):
                     talk(line)
         proxy.heal()
-        with pytest.raises(TimeoutError):  # what is lost is lost
+        with pytest.raises(TimeoutError):  # Lost bytes stay lost.
             talk(before)
         with connect(proxy) as after:
             assert talk(after) == PONG

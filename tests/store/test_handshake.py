@@ -192,7 +192,7 @@ def without(first: bytes, reply: bytes | None) -> Callable[[Words], bytes | None
 
 
 def turned_away(message: bytes) -> Callable[[Words], bytes | None]:
-    """Say one error on a new connection and close it, as servers do that want nobody in."""
+    """Send one error on a new connection and close it, as servers that refuse clients do."""
     heard: list[Words] = []
 
     def answer(words: Words) -> bytes | None:

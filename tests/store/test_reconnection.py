@@ -96,7 +96,7 @@ def test_a_first_connection_is_not_worth_a_line(caplog: pytest.LogCaptureFixture
 
 
 class Watch:
-    """Notes what a store tells, and waits for more of it."""
+    """Records the changes that a store reports, and waits for more of them."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
@@ -224,6 +224,6 @@ def test_an_unusable_folder_raises_an_error(loop: str, ambient: bool, prefix: st
             async with open_store(address) as store:
                 await store.run(count(prefix))
 
-    # In an event loop of its own: an error that escapes into the loop's own task would end it.
+    # In a separate event loop, because an error in the loop's task would end it.
     with pytest.raises(ConfigurationError, match="cannot use the folder /proc/nowhere"):
         anyio.run(call, backend=loop)

@@ -51,7 +51,7 @@ class Postman:
         self._insist = keep_trying
 
     def redeliver(self, first: Any) -> Any:
-        """Give the reply in which it ends, or raise."""
+        """Return the final reply, or raise its error."""
         redelivery = redeliver((ONE, first), self._limit, keep_trying=self._insist)
         answer = None
         try:

@@ -48,7 +48,7 @@ def test_sending_waits_for_room_and_no_longer(pair: tuple[PlainSocket, socket.so
         while True:
             sent.append(own.send(b"x" * 65536, 0.01))
 
-    with pytest.raises(TimeoutError):  # nobody reads
+    with pytest.raises(TimeoutError):  # The peer does not read.
         fill()
     left = sum(sent)
     while left:

@@ -20,7 +20,7 @@ FAR = 3600
 
 
 class Parent:
-    """A job that spawns two children, which start after so many seconds; then it waits."""
+    """A job that spawns two children, which start after this many seconds, and then waits."""
 
     def __init__(self, bed: WorkerBed, *delays: int) -> None:
         self._bed = bed
@@ -81,7 +81,7 @@ async def test_a_parent_that_would_wait_for_its_children_takes_them_along(bed: W
         async with bed.worker(handler, concurrency=1).running():
             parent = await bed.queue.add("waits")
             await handler.spawned.wait()
-            # As if the worker could not be told in time: only the mark is there.
+            # As if the worker could not be notified in time: only the mark exists.
             bed.admin.hset(bed.keys.job(parent.id), "defa", "cancelled: enough")
             handler.go.set()
             await until(lambda: bed.admin.zcard(bed.keys.failed) == 3)

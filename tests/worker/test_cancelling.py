@@ -414,7 +414,7 @@ async def test_a_task_may_say_by_itself_that_it_is_cancelled(bed: WorkerBed) -> 
 
 
 async def test_a_request_that_comes_before_its_job_is_kept_for_it(bed: WorkerBed) -> None:
-    """The reply that brings the job is slower than the message that it is to stop."""
+    """The reply with the job arrives after the request to stop it."""
     ran: list[str] = []
 
     async def handler(job: RunningJob) -> None:

@@ -234,7 +234,7 @@ async def test_sys_exit_in_a_handler_fails_the_job_and_not_the_worker(bed: Worke
         await bed.record.wait_for(events.Completed)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # on trio nobody else can cancel
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # On trio, no other code can cancel it.
 async def test_a_cancellation_of_the_handlers_own_is_a_failure(bed: WorkerBed) -> None:
     async def handler(job: RunningJob) -> None:
         if job.name == "work":

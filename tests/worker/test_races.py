@@ -266,7 +266,7 @@ async def test_two_workers_and_a_sweep_end_each_job_once(
 async def test_locks_that_are_removed_at_random_end_each_job_once(
     bed: WorkerBed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A lock that is gone lets the sweep give the job to another: whoever ends it first has it."""
+    """Without its lock, the sweep gives the job to another worker. The first to finish it wins."""
     caplog.set_level(logging.CRITICAL, "taskbull")
     random = Random(SEED)
     keep_all_entries(bed)

@@ -71,7 +71,7 @@ def threads() -> Callable[[], int]:
 
 
 class Cancelling(TimeLimit):
-    """A clock that cancels whoever waits for a thread, as soon as there is one."""
+    """A clock that cancels the call that waits for a thread, as soon as there is one."""
 
     def __init__(self) -> None:
         self.scope = CancelScope()
@@ -298,7 +298,7 @@ class Told:
 
     def _hear(self, call: ThreadCall) -> None:
         self.depth += 1
-        self._pool.collect()  # as whoever has a job to write does
+        self._pool.collect()  # Like a task that writes for its job.
         assert self.depth == 1
         self.depth -= 1
         self.calls.append(call)

@@ -66,7 +66,7 @@ def _without_replicas(server: ServerProcess) -> AbstractContextManager[None]:
 @contextmanager
 def _read_only(server: ServerProcess) -> Iterator[None]:
     with redis.Redis.from_url(server.url) as admin:
-        admin.replicaof("127.0.0.1", "1")  # where nobody is: it keeps its data
+        admin.replicaof("127.0.0.1", "1")  # No server listens there. The old one keeps its data.
         try:
             yield
         finally:
@@ -86,7 +86,7 @@ TROUBLES: list[Trouble] = [_full, _without_replicas, _read_only, _frozen]
 
 
 class Gate:
-    """Lets jobs begin, waits, and lets them go on: those that await, and those in threads."""
+    """Lets jobs start, waits, and releases them, both async ones and those in threads."""
 
     def __init__(self) -> None:
         self._opened = Event()
