@@ -244,7 +244,7 @@ def defaults_of(
     if said.get("dedup") is not None:
         said["dedup"] = DedupRule(said["dedup"])
     jobs = JobOptions(attempts=ATTEMPTS if attempts is None else attempts, **said)
-    retries = {**_fields_of(RetryPolicy, given), "backoff": jobs.backoff}
+    retries: dict[str, Any] = {**_fields_of(RetryPolicy, given), "backoff": jobs.backoff}
     policy = RetryPolicy(
         attempts=attempts, classify=classify, unknown_errors=unknown_errors, **retries
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Iterable
-from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
+from typing import Any, Self, TypeAlias, TypeGuard, TypeVar, Unpack, cast
 
 from msgspec.structs import replace
 
@@ -215,10 +215,15 @@ def _read_entry(place: int, job: JobEntry) -> NewJob:
             return job
         case (name, data):
             return _new_job(name, data)
-        case (name, data, dict(options)) if all(isinstance(key, str) for key in options):
+        case (name, data, options) if _are_keywords(options):
             return _new_job(name, data, **options)
         case _:
             raise refusal(f"jobs[{place}]", "be queue.job(…) or (name, data, options)", job)
+
+
+def _are_keywords(value: object) -> TypeGuard[JobKeywords]:
+    names = cast("dict[object, Any]", value) if isinstance(value, dict) else (None,)
+    return all(isinstance(name, str) for name in names)
 
 
 # The async queue
