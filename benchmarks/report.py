@@ -20,7 +20,7 @@ _HEAD = """# Benchmarks
 
 ![Jobs per second of taskbull and other libraries](benchmarks.svg)
 
-{machine} Anybody can run `python -m benchmarks --write`: it installs the other libraries, starts
+{machine} Anyone can run `python -m benchmarks --write`: it installs the other libraries, starts
 private servers and takes about 25 minutes. `python -m benchmarks drain` measures one part beside
 Node in a minute; `--help` lists the options.
 

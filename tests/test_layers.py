@@ -136,7 +136,7 @@ NOT_OF_THE_WIRE = {
     "app/contract_changes.py": JSON_SCHEMA | {"maxLength", "minLength", "uniqueItems"},
     "dashboard/layout.py": {"kB"},  # a thousand bytes
     "observability/logs.py": {"taskName"},  # of a record of `logging`
-    "observability/tracing.py": {"addBulk", "addFlow"},  # what BullMQ calls the operations
+    "observability/tracing.py": {"addBulk", "addFlow"},  # BullMQ's names of the operations.
     "store/embedded.py": {"iII"},  # a format of `struct`
 }
 

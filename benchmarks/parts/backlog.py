@@ -54,7 +54,7 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "backlog",
-    "One worker with 100 at once takes the same 30,000 jobs, while so many more are behind them.",
+    "One worker with concurrency 100 runs the same 30,000 jobs, with this many more behind them.",
     (RATE, *COSTS),
     cases,
     rounds=2,

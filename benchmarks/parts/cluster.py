@@ -58,9 +58,9 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "cluster",
-    "`taskbull worker` drains three queues with 100 at once each: of one server, and of a cluster "
-    "whose three masters hold one queue each. All share the cores of one machine, so that only "
-    "the costs per job say something where there are fewer than five.",
+    "`taskbull worker` drains three queues with concurrency 100 each: on one server, and in a "
+    "cluster whose three masters hold one queue each. All share the cores of one machine, so "
+    "with fewer than five cores only the costs per job are meaningful.",
     (RATE, *COSTS),
     cases,
     rounds=2,

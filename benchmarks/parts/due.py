@@ -83,9 +83,9 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "due",
-    "20,000 delayed jobs become due at the same moment, before a worker with 100 at once. The "
-    "slowest call is the server's own word (SLOWLOG; 1 ms stands for less); a bystander sends a "
-    "PING every 2 ms meanwhile.",
+    "20,000 delayed jobs become due at the same time, while a worker with concurrency 100 "
+    "waits. The slowest call comes from the server's SLOWLOG, where 1 ms is the minimum. "
+    "Another client sends a PING every 2 ms.",
     (
         Metric("seconds", "s until all have run", 2, compared=True),
         Metric("slowest", "slowest call, ms"),

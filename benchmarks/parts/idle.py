@@ -69,8 +69,8 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "idle",
-    "A worker (10 at once) that has run one job and waits for the next, over 10 s. The memory is "
-    "that of all its processes; what they share counts for each.",
+    "A worker (concurrency 10) that has run one job and waits for the next, over 10 s. The "
+    "memory is the sum over its processes; shared memory counts for each.",
     (
         Metric("commands", "commands/s", 2),
         Metric("cpu", "CPU ms/s", 2),

@@ -52,9 +52,9 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "latency",
-    "An idle worker (10 at once), and a producer in another process that adds a job every 5 ms. "
-    "Pickup: from the call that adds to the body of the task. Round trip: until the result is "
-    "back. Late: how long after it was due a job ran that was delayed by 500 ms.",
+    "An idle worker (concurrency 10), and a producer in another process that adds a job every 5 "
+    "ms. Pickup: from the call that adds the job to the body of the task. Round trip: until the "
+    "result is back. Late: the delay of a job after its due time, for jobs delayed by 500 ms.",
     (
         Metric("pickup_p50", "pickup p50", 2, compared=True),
         Metric("pickup_p99", "p99", 2),

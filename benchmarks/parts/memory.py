@@ -35,8 +35,8 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "memory",
-    "The resident memory of a worker with 100 at once: idle, a second after 10,000 jobs, and a "
-    "second after 100,000.",
+    "The resident memory of a worker with concurrency 100: idle, a second after 10,000 jobs, "
+    "and a second after 100,000.",
     (
         Metric("idle", "idle"),
         Metric("some", "after 10,000 jobs"),

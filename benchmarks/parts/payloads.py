@@ -54,8 +54,8 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "payloads",
-    "Jobs with so much data are added one by one, and then run by a worker with 10 at once. "
-    "`plain-set` writes as much by redis-py's `SET`.",
+    "Jobs with this much data are added one by one, and then run by a worker with concurrency "
+    "10. `plain-set` writes the same amount with redis-py's `SET`.",
     (
         Metric("add", "ms to add", 3, compared=True),
         CPU,

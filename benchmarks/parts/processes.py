@@ -28,8 +28,8 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "processes",
-    "The same as `drain` at 100 at once, by `taskbull worker --processes N`; of Node so many "
-    "processes are started. The server takes a core of its own.",
+    "The same as `drain` with concurrency 100, by `taskbull worker --processes N`, or this many "
+    "processes of Node. The server uses another core.",
     (RATE, *COSTS),
     cases,
 )

@@ -26,7 +26,7 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "processes_cpu",
-    "A worker runs plain functions that compute for 5 to 10 ms in pure Python, in as many "
+    "A worker runs sync functions that compute for 5 to 10 ms in pure Python, in as many "
     "processes as there are cores: a process pool of taskbull, prefork of Celery, processes of "
     "Dramatiq, a worker pool of RQ. The CPU includes that of the functions.",
     (RATE, *COSTS),

@@ -42,9 +42,9 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "starvation",
-    "Customer A adds 10,000 jobs of 20 ms, a worker begins with them (10 at once), and then "
-    "customer B adds 10 jobs. From the call that adds a job of B to its end, in seconds. In "
-    "taskbull, each customer is a group.",
+    "Customer A adds 10,000 jobs of 20 ms, a worker starts on them (concurrency 10), and then "
+    "customer B adds 10 jobs. The figures are the seconds from the call that adds a job of B to "
+    "its end. In taskbull, each customer is a group.",
     (
         Metric("wait_p50", "p50 s", 2, compared=True),
         Metric("wait_p95", "p95 s", 2),

@@ -25,8 +25,9 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 
 PART = Part(
     "threads",
-    "One worker process runs plain functions that sleep for 1 ms, on 40 threads. taskbull takes 80 "
-    "jobs at once, so that a thread finds its next one; Dramatiq prefetches as many by itself.",
+    "One worker process runs sync functions that sleep for 1 ms, on 40 threads. taskbull has a "
+    "concurrency of 80, so that each thread finds its next job; Dramatiq prefetches as many on "
+    "its own.",
     (RATE, *COSTS),
     cases,
     baseline="dramatiq",

@@ -130,7 +130,7 @@ PART = Part(
     "viewers",
     "Pages of the dashboard that stay open, over 200 queues, two of them with 200,000 jobs. With "
     "streams open: calls of scripts and commands per second, and how the memory grows in a "
-    "minute. A worker (100 at once) with and without 20 streams open, in turns: its share of "
+    "minute. A worker (concurrency 100) with and without 20 streams open, in turns: its share of "
     "the rate is the median of the pairs.",
     (
         Metric("scripts", "scripts/s"),

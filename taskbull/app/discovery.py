@@ -104,7 +104,7 @@ def find_attribute(target: str) -> Any:
     module_name, colon, path = target.partition(":")
     if not module_name or not colon or not path:
         raise ConfigurationError(
-            f"{target!r} must be module:attribute, such as {_meant(module_name)!r}"
+            f"{target!r} must be module:attribute, such as {_suggestion(module_name)!r}"
         )
     if module_name.endswith(".py"):
         meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
@@ -123,7 +123,7 @@ def find_attribute(target: str) -> Any:
     return value
 
 
-def _meant(name: str) -> str:
+def _suggestion(name: str) -> str:
     """Guess the target for a name without a colon: a module, or a dotted attribute."""
     make_working_directory_importable()
     module, dot, attribute = name.rpartition(".")

@@ -147,7 +147,7 @@ def _inside(
             about += f"{printable(one.id)}   {describe_hold(one, queue.now)}"
             lines.append(Text(about, overflow="ellipsis", no_wrap=True))
     if failures is not None and failures.groups:
-        title = f"errors of the newest {count_of(failures.looked_at, 'failed job')}"
+        title = f"errors of the newest {count_of(failures.examined, 'failed job')}"
         lines += [Text(), Text(title, style="bold")]
         for group in failures.groups[:_MOST_ERRORS]:
             what = printable(f"{group.error}   {group.task}   {group.frame}")

@@ -75,8 +75,8 @@ def show_banner(app: App, worker: Worker, backend: str) -> None:
         server.ping()
         rows["redis"] = f"{worker.address} · {_server(server, worker.queues[0])}"
         rows["queues"] = " · ".join(_queue(server, name) for name in worker.queues)
-        if strangers := _unknown_tasks(app, worker):
-            rows["unregistered"] = strangers
+        if unknown_tasks := _unknown_tasks(app, worker):
+            rows["unregistered"] = unknown_tasks
     except ServerRefused as error:
         rows["redis"] = rows["redis"] or f"{worker.address} · cannot be used: {_with_advice(error)}"
         rows["queues"] = " · ".join(worker.queues)

@@ -147,12 +147,13 @@ def _paused(queue: QueueFacts) -> Reason:
     facts: dict[str, Any] = {}
     if note is not None:
         if since is not None and note.at_ms:
-            text = f"The queue has been paused for {span((queue.now - since).total_seconds())}"
+            text = f"The queue was paused {ago(since, queue.now)}"
             facts["since"] = since
         text += f" by {note.by}" if note.by else ""
         text += f" ({note.why})" if note.why else ""
         facts |= {"by": note.by, "why": note.why}
-    return Reason("paused", f"{text}. Resume it.", facts)
+    advice = f"Resume it with `{command('resume', queue.name)}`."
+    return Reason("paused", f"{text}. {advice}", facts)
 
 
 def _not_fetching(workers: Sequence[WorkerRecord]) -> Reason:
@@ -428,7 +429,7 @@ def _ended(job: JobFacts) -> Iterator[Reason]:
         took = (job.finished - job.started).total_seconds()
     if job.state is JobState.COMPLETED:
         where = f" on {job.worker}" if job.worker else ""
-        after = "" if took is None else f" after {span(took)}"
+        after = "" if took is None else f" after running for {span(took)}"
         text = f"It completed{when}{where}{after}."
         yield _reason("completed", text, finished=job.finished, worker=job.worker, took=took)
     elif job.state is JobState.FAILED:
@@ -639,7 +640,7 @@ def _wait(job: JobFacts, wait: JobStep, now: datetime) -> Reason:
             "sleeping", f"It is sleeping{until} and occupies no worker slot.", until=wait.until
         )
     since = "" if wait.started is None else span((now - wait.started).total_seconds())
-    limit = until or ", with no time limit"
+    limit = f", and will wait{until}" if until else ", with no time limit"
     text = (
         f"It has been waiting for the signal '{wait.name}' for {since}{limit}"
         f". Send it with: {command('signal', job.queue.name, job.id, wait.name, 'JSON')}."

@@ -135,7 +135,7 @@ class Code(IntEnum):
     AWAITS_CHILDREN = 6
 
 
-_AGAIN = "was returned to its queue and will run again %(when)s"
+_AGAIN = "was released and will run again %(when)s"
 
 
 class Kind(Enum):
@@ -294,7 +294,7 @@ class AwaitChildren(_Unfailing, frozen=True):
 
     def fields(self) -> Fields:
         """Return the fields of the log line."""
-        return {"delay": self.delay, "when": "after its children, signal or sleep"}
+        return {"delay": self.delay, "when": "after its children, signals or sleep"}
 
 
 class Discard(_Unfailing, frozen=True):

@@ -43,7 +43,7 @@ class JobHistory(Struct, frozen=True):
 
     events: list[PastEvent]
     """Events of the job, oldest first."""
-    looked_at: int
+    examined: int
     """Number of queue events that were read."""
     whole: bool
     """True if the stream has no older events."""

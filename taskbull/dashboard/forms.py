@@ -67,7 +67,7 @@ class UndoOffer(Struct, frozen=True):
 class Notice(Struct, frozen=True):
     """A message to the user on the next page."""
 
-    said: str
+    message: str
     back: str
     """The address of that page."""
     offer: UndoOffer | None = None
@@ -76,7 +76,7 @@ class Notice(Struct, frozen=True):
 class ActionResult(Struct, frozen=True):
     """The result of an action."""
 
-    said: str
+    message: str
     """A sentence for the user."""
     count: int = 1
     """Number of jobs or queues changed."""
@@ -234,7 +234,7 @@ class GroupChange:
             step = await self._change(queue, step, self._limit)
             self.record = replace(
                 self.record,
-                looked_at=step.looked_at,
+                examined=step.examined,
                 count=step.done,
                 beat_ms=int(time.time() * 1000),
             )

@@ -97,7 +97,7 @@ async def act(dashboard: DashboardState, ctx: RequestContext) -> Response:
         return Response.attachment(done.file, _FILE)
     dashboard.forget_views(request.queue)
     after = None if done.after is None else partial(_continue, dashboard, request.queue, done.after)
-    return _return(dashboard, Notice(done.said, done.back or request.back, done.offer), after)
+    return _return(dashboard, Notice(done.message, done.back or request.back, done.offer), after)
 
 
 async def download(ctx: RequestContext) -> Response:

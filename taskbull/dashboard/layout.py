@@ -361,10 +361,10 @@ def _notice(ctx: RequestContext, notice: Notice) -> h.Element:
     offer = notice.offer
     left = 0.0 if offer is None else offer.until - time.time()
     if offer is None or left <= 0:
-        return h.p(notice.said, class_="notice", role="status")
+        return h.p(notice.message, class_="notice", role="status")
     back = ask_button(ctx, offer.action, offer.words, offer.fields, notice.back, "light")
     return h.div(
-        notice.said,
+        notice.message,
         h.div(back, class_="offer", data_seconds=f"{left:.0f}" if left < inf else None),
         class_="notice",
         role="status",

@@ -41,7 +41,7 @@ class OperationRecord(Struct, frozen=True, kw_only=True):
     """Time when it finished, or None while it is running."""
     beat_ms: int = 0
     """Time of its last progress. It stops advancing if the process has died."""
-    looked_at: int = 0
+    examined: int = 0
     total: int = 0
     count: int = 0
     """Number of jobs changed."""

@@ -412,7 +412,7 @@ class ServerReads:
             end = place + FAILURES_READ
             step = yield from ask(list_failures(keys, ranks[place:end], ids[place:end]))
             found += step.jobs
-            place += step.looked_at
+            place += step.examined
         return found
 
     def _inspect(
@@ -488,10 +488,10 @@ class ServerReads:
         10 commands per failed job.
         """
         failed: list[FailedJob] = []
-        looked_at = 0
+        examined = 0
         for state, most in _LOOKED_AT.items():
             some = yield from self._retried(queue, state, most)
-            looked_at += some.looked_at
+            examined += some.examined
             failed += some.jobs
         counted = yield from self._counted(queue)
         found: dict[str, HiddenError] = {}
@@ -510,17 +510,17 @@ class ServerReads:
                 each.fingerprint, each.task, each.error, 0, each.count, ""
             )
         frequent = sorted(found.values(), key=lambda one: (-one.jobs, -one.counted))
-        return HiddenErrors(frequent, looked_at)
+        return HiddenErrors(frequent, examined)
 
     def _retried(self, queue: str, state: JobState, most: int) -> AnySteps[FailuresStep]:
-        keys, looked_at, jobs = self.namespace.keys(queue), 0, list[FailedJob]()
-        while looked_at < most:
-            step = yield from ask(list_retried(keys, state, looked_at))
-            looked_at += step.looked_at
+        keys, examined, jobs = self.namespace.keys(queue), 0, list[FailedJob]()
+        while examined < most:
+            step = yield from ask(list_retried(keys, state, examined))
+            examined += step.examined
             jobs += step.jobs
-            if step.looked_at == 0:
+            if step.examined == 0:
                 break
-        return FailuresStep(looked_at, jobs)
+        return FailuresStep(examined, jobs)
 
     def _counted(self, queue: str) -> AnySteps[dict[str, CountedError]]:
         """Return the counts of the current clock hour and the one before, by fingerprint."""
@@ -615,7 +615,7 @@ class HiddenErrors(Struct, frozen=True):
 
     errors: list[HiddenError]
     """Errors, the most frequent first."""
-    looked_at: int
+    examined: int
     """Number of unfinished jobs that were checked."""
 
 

@@ -282,9 +282,9 @@ def _instants(found: Mapping[str, int]) -> dict[str, datetime]:
 
 def _newest_of(failures: Failures | None) -> int:
     """Return the number of failed jobs that were read, or 0 if all were."""
-    if failures is None or failures.looked_at >= failures.total or failures.sampled:
+    if failures is None or failures.examined >= failures.total or failures.sampled:
         return 0
-    return failures.looked_at
+    return failures.examined
 
 
 def _worst(failures: Failures | None) -> tuple[str, float, float]:

@@ -156,14 +156,14 @@ class QueueNames:
         self._patience = patience
         self._round: set[str] = set()
         """Names found by the current search."""
-        self._is_whole = False
+        self._is_complete = False
         """True if a search has finished since names were last removed from the registry."""
         self._place: SearchPlace | None = None
         self._answered = False
         """True if at least one node answered in the current search."""
         self._lost: TaskbullError | None = None
         """Error of a Cluster node that could not be searched in the current search."""
-        self._rests_until = -inf
+        self._paused_until = -inf
 
     @property
     def searched(self) -> float:
@@ -180,7 +180,7 @@ class QueueNames:
     def search(self, namespace: Namespace) -> AnySteps[None]:
         """Continue the search. After a complete search, the next one starts a minute later."""
         start = time.monotonic()
-        if start < self._rests_until:
+        if start < self._paused_until:
             return
         is_first = not self.searched_once and not (self.separate_search and self.begun)
         limit, calls = (self._patience, inf) if is_first else (_SECONDS, _CALLS)
@@ -207,11 +207,11 @@ class QueueNames:
         found, self._round = self._round, set()
         if self._lost is None:
             # Queues that were not found no longer exist, unless another source lists them.
-            self.found, self._is_whole = found, True
+            self.found, self._is_complete = found, True
         elif not self._answered:
             raise self._lost
         self.searched_once = True
-        self._rests_until = time.monotonic() + _EVERY
+        self._paused_until = time.monotonic() + _EVERY
 
     def write(self, namespace: Namespace, there: Collection[str]) -> AnySteps[None]:
         """Register the names found. Unregister missing queues that were not used for a day.
@@ -225,8 +225,8 @@ class QueueNames:
                 yield from ask(records.register_found(namespace.prefix, new, now_ms))
                 self.written.update(new)
             absent = self.written - self.found - set(there)
-            if self._is_whole and absent:
-                self._is_whole = False
+            if self._is_complete and absent:
+                self._is_complete = False
                 old_ms = now_ms - _FORGOTTEN_MS
                 old = yield from ask(records.get_registered_before(namespace.prefix, old_ms))
                 for name in absent.intersection(old):

@@ -89,8 +89,8 @@ class Flow:
         """Derive the ids of all jobs from `seed`, and split the flow into chunks."""
         self.seed = seed
         self._members = arrange(self._tree, partial(_job_id, seed))
-        self._pieces = cut_flow(self._members, int(time() * 1000))
-        self._root = self._pieces[0].nodes[0]
+        self._chunks = cut_flow(self._members, int(time() * 1000))
+        self._root = self._chunks[0].nodes[0]
         self.root_job = self._root.job
 
     def send(self) -> AnySteps[list[Added] | Unsent]:
@@ -106,7 +106,7 @@ class Flow:
             suppress(EnqueueError),
             sending(tracer, queue, names, contexts, flow=names[0]) as span,
         ):
-            self._pieces = [_in_span(chunk, span) for chunk in self._pieces]
+            self._chunks = [_in_span(chunk, span) for chunk in self._chunks]
             added = yield from self._send()
             if isinstance(added, Unsent):
                 raise EnqueueError(str(added.error), ())  # Recorded in the span.
@@ -135,10 +135,10 @@ class Flow:
 
     def _form(self) -> str:
         """Return a digest of the flow's jobs that does not depend on the seed."""
-        if len(self._pieces) == 1:
+        if len(self._chunks) == 1:
             return ""
         own = blake2b(digest_size=16)
-        for chunk in self._pieces:
+        for chunk in self._chunks:
             own.update(b"%d;" % len(chunk.nodes))
             for node in chunk.nodes:
                 own.update(b"%d;" % len(node.job.data))
@@ -150,25 +150,25 @@ class Flow:
         return own.hexdigest()
 
     def _send_all(self) -> AnySteps[list[Added] | Unsent]:
-        if len(self._pieces) > 1:
-            return (yield from self._send_pieces())
-        return (yield from self._adder.numbered(partial(self._send_piece, 0), self._ticket))
+        if len(self._chunks) > 1:
+            return (yield from self._send_chunks())
+        return (yield from self._adder.numbered(partial(self._send_chunk, 0), self._ticket))
 
-    def _send_piece(
+    def _send_chunk(
         self, number: int, sequence: CallSequence, sent_ms: int | None, owner: str = ""
     ) -> AnySteps[list[Added] | Unsent]:
         added: list[Added] | Unsent
         added = yield Separate(self._chunk(number, sequence, sent_ms, owner))
         return added
 
-    def _send_pieces(self) -> AnySteps[list[Added] | Unsent]:
+    def _send_chunks(self) -> AnySteps[list[Added] | Unsent]:
         sent_ms = None if self._ticket is None else self._ticket.sent_ms
         began_ms = int(time() * 1000)
         first: list[Added] = []
         owner = f"{self.seed}:{self._form()}"
-        for number in range(len(self._pieces)):
+        for number in range(len(self._chunks)):
             sequence = CallSequence(self.seed, number, 1, self.seed[:16])
-            added = yield from self._send_piece(number, sequence, sent_ms, owner)
+            added = yield from self._send_chunk(number, sequence, sent_ms, owner)
             if isinstance(added, Unsent):
                 whole = CallSequence(self.seed, 0, 1, self.seed[:16])
                 return Unsent(added.error, whole, added.sent_ms or sent_ms)
@@ -179,7 +179,7 @@ class Flow:
     def _chunk(
         self, number: int, sequence: CallSequence, sent_ms: int | None, owner: str = ""
     ) -> Steps[list[Added] | Unsent]:
-        chunk, is_last = self._pieces[number], number == len(self._pieces) - 1
+        chunk, is_last = self._chunks[number], number == len(self._chunks) - 1
 
         def call(now_ms: int) -> Call[list[Added]]:
             deadline = None if is_last else now_ms + FLOW_LIFE_MS
@@ -367,7 +367,7 @@ class Bulk:
         self._places = array("Q")
         self._in_place = True  # True while the handles are in the order of the jobs.
         self._made: list[Part] = []  # The part to send next.
-        self._under_way: deque[Part] = deque()
+        self._in_flight: deque[Part] = deque()
         self._open: dict[object, Part] = {}
         self._open_jobs = 0
         self._open_bytes = 0
@@ -391,9 +391,9 @@ class Bulk:
             for part in parts:
                 self._made.append(part)
                 yield from self._wait_for_room(part, parts)
-                yield from part.begin(self._under_way[-1] if self._under_way else None)
-                self._under_way.append(self._made.pop())
-            while self._under_way:
+                yield from part.begin(self._in_flight[-1] if self._in_flight else None)
+                self._in_flight.append(self._made.pop())
+            while self._in_flight:
                 yield from self._end_oldest(parts)
         except EnqueueError:
             raise
@@ -406,25 +406,25 @@ class Bulk:
                 why = error.problem
             raise self._error(parts, "", why) from error
         finally:
-            for part in self._under_way:  # The caller was cancelled.
+            for part in self._in_flight:  # The caller was cancelled.
                 if part.pending is not None:
                     part.pending.leave()
         return self._in_order()
 
     def _wait_for_room(self, part: Part, parts: Iterator[Part]) -> AnySteps[None]:
         """Wait until a part may be sent."""
-        while self._under_way:
-            if len(self._under_way) < AT_ONCE and part.may_follow(self._under_way[-1]):
+        while self._in_flight:
+            if len(self._in_flight) < AT_ONCE and part.may_follow(self._in_flight[-1]):
                 break
-            oldest = self._under_way[0]
+            oldest = self._in_flight[0]
             yield from self._end_oldest(parts)
             # Parts sent behind a delayed one were rejected.
-            while self._under_way and not oldest.is_smooth:
+            while self._in_flight and not oldest.is_smooth:
                 yield from self._end_oldest(parts)
 
     def _end_oldest(self, parts: Iterator[Part]) -> AnySteps[None]:
         """Collect the result of the oldest part, and stop the bulk if it was not added."""
-        part = self._under_way.popleft()
+        part = self._in_flight.popleft()
         added = yield from part.end()
         if isinstance(added, Unsent):
             self._leave(part, added.sequence, added.sent_ms)
@@ -437,8 +437,8 @@ class Bulk:
 
     def _end_all(self, *, given_up: bool = False) -> AnySteps[None]:
         """Collect the results of all parts in flight when the bulk stops early."""
-        while self._under_way:
-            part = self._under_way.popleft()
+        while self._in_flight:
+            part = self._in_flight.popleft()
             added = yield from part.end(given_up=given_up)
             if isinstance(added, Unsent):
                 self._leave(part, added.sequence, added.sent_ms)

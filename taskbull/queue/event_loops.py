@@ -238,8 +238,8 @@ class Group:
     def _take(self) -> list[_Member]:
         """Return the callers for the next call: about half of all, within limits."""
         gathered = self._gathered
-        under_way = sum([call.size for call in self._calls])
-        most = min(BULK, max(FEW, (len(gathered) + under_way + 1) // 2))
+        in_flight = sum([call.size for call in self._calls])
+        most = min(BULK, max(FEW, (len(gathered) + in_flight + 1) // 2))
         members: list[_Member] = []
         while gathered and not members:
             first = [gathered.popleft() for _ in range(min(most, len(gathered)))]
@@ -261,7 +261,7 @@ class Group:
                 sent_ms = sent_ms or began_ms
             elif isinstance(added, Unsent):
                 sent_ms, is_free = added.sent_ms, False
-                self._fail_late(waiting, added)
+                self._fail_overdue(waiting, added)
             elif not added:
                 adder.sequences.renew()
                 sequence = adder.sequences.borrow()
@@ -291,7 +291,7 @@ class Group:
             call.scope = None
         return None
 
-    def _fail_late(self, waiting: dict[int, _Member], unsent: Unsent) -> None:
+    def _fail_overdue(self, waiting: dict[int, _Member], unsent: Unsent) -> None:
         """Fail the callers that are out of time, or all callers if time was not the cause."""
         first = self._limit(next(iter(waiting.values())))
         for place, member in waiting.items():

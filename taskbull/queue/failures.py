@@ -63,7 +63,7 @@ class Failures(Struct, frozen=True):
 
     total: int
     """Number of failed jobs."""
-    looked_at: int
+    examined: int
     """Number of newest jobs that were read."""
     groups: list[FailureGroup]
     sampled: int = 0
@@ -222,7 +222,7 @@ class GroupStep(Struct, frozen=True):
     """Start time. Jobs that failed later are skipped."""
     after: After | None
     """Start of the next step, or None when the action is complete."""
-    looked_at: int = 0
+    examined: int = 0
     done: int = 0
 
     @property
@@ -246,7 +246,7 @@ class _Found(Struct, frozen=True):
     """The jobs that a step changes, and its position in the list."""
 
     ids: list[str]
-    looked_at: int
+    examined: int
     after: After | None
 
 
@@ -323,10 +323,10 @@ def _ids_with_fingerprint(
 ) -> Steps[list[str]]:
     """Return the ids of the jobs with this fingerprint."""
     jobs: list[FailedJob] = []
-    looked_at = 0
-    while looked_at < len(ids):
-        step: FailuresStep = yield from again(list_failures(queue, ids=ids[looked_at:]))
-        looked_at += step.looked_at
+    examined = 0
+    while examined < len(ids):
+        step: FailuresStep = yield from again(list_failures(queue, ids=ids[examined:]))
+        examined += step.examined
         jobs += step.jobs
     return [job.id for job in jobs if fingerprint_of(job).fingerprint == fingerprint]
 
@@ -335,7 +335,7 @@ def _advanced(step: GroupStep, found: _Found, acted: Selected) -> GroupStep:
     return GroupStep(
         step.begun_ms,
         found.after,
-        step.looked_at + found.looked_at,
+        step.examined + found.examined,
         step.done + len(acted.done),
     )
 

@@ -280,7 +280,7 @@ class FailedJob(Struct, frozen=True):
 class FailuresStep(Struct, frozen=True):
     """Jobs that failed, finally or in an earlier attempt."""
 
-    looked_at: int
+    examined: int
     """Number of jobs that were checked."""
     jobs: list[FailedJob]
 
@@ -311,14 +311,14 @@ def get_failed_ids(queue: QueueKeys, most: int) -> Command[list[str]]:
 
 
 def _failures(reply: Any) -> FailuresStep:
-    looked_at, flat_jobs = reply
+    examined, flat_jobs = reply
     jobs = [
         FailedJob(text(i), cut_text(name), cut_text(why), instant_of(at), text(head), text(tail))
         for i, name, why, at, head, tail in zip(
             *(flat_jobs[place::6] for place in range(6)), strict=True
         )
     ]
-    return FailuresStep(looked_at, jobs)
+    return FailuresStep(examined, jobs)
 
 
 # Pages of jobs, one job, searches. Unless it reads whole jobs, each call reads at most `ROOM` bytes
@@ -423,7 +423,7 @@ class SearchStep(Struct, frozen=True):
     """The result of one search step."""
 
     rows: list[JobRow]
-    looked_at: int
+    examined: int
     too_large: int
     """Number of jobs with a field of more than 256 kB, which was not searched."""
     after: After | None
@@ -558,13 +558,13 @@ def search_jobs(
     newest = state in NEWEST_FIRST
 
     def read(reply: Any) -> SearchStep:
-        looked_at, too_large, last, score, done, hits, total, added = reply
-        more = After(after.place + looked_at, text(score), text(last))
+        examined, too_large, last, score, done, hits, total, added = reply
+        more = After(after.place + examined, text(score), text(last))
         return SearchStep(
             _rows(queue, state, hits, LINE_FIELDS),
-            looked_at,
+            examined,
             too_large,
-            None if done or not looked_at else more,
+            None if done or not examined else more,
             total,
             _reached(state, score, added),
         )

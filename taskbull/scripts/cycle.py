@@ -138,7 +138,7 @@ def cycle(
     outcomes: Sequence[Packed],
     want: int,
     token: str,
-    taking: FetchOptions,
+    options: FetchOptions,
 ) -> Call[CycleReply]:
     """Store outcomes and fetch up to `want` jobs.
 
@@ -160,12 +160,12 @@ def cycle(
         now_ms,
         want,
         token,
-        taking.lock_life_ms,
-        taking.worker_name,
-        taking.settings,
+        options.lock_life_ms,
+        options.worker_name,
+        options.settings,
         *_sorted(outcomes),
     )
-    read = partial(_cycled, now_ms, taking.worker_name or None, len(outcomes))
+    read = partial(_cycled, now_ms, options.worker_name or None, len(outcomes))
     return Call(CYCLE, keys, args, read)
 
 
@@ -511,17 +511,17 @@ def adopt_jobs(
     token: str,
     job_ids: Sequence[str],
     taken_ms: int,
-    taking: FetchOptions,
+    options: FetchOptions,
     *,
     size: int = REPLY_BYTES,
 ) -> Call[Adopted]:
     """Renew the locks of jobs that a lost cycle fetched, and read as many as fit in one reply.
 
-    `taken_ms` and `taking` are the values that the cycle was called with. Repeating the call is
+    `taken_ms` and `options` are the values that the cycle was called with. Repeating the call is
     safe.
     """
-    args = (queue.base, token, pack(job_ids), taking.lock_life_ms, size)
-    read = partial(_adopted, taken_ms, taking.worker_name or None)
+    args = (queue.base, token, pack(job_ids), options.lock_life_ms, size)
+    read = partial(_adopted, taken_ms, options.worker_name or None)
     return Call(ADOPT_JOBS, (queue.stalled,), args, read)
 
 

@@ -414,12 +414,12 @@ def find_events(queue: QueueKeys, job_id: str) -> Call[JobHistory]:
     """Read a job's history from the newest 1,000 events, or fewer if they exceed 256 kB."""
 
     def read(reply: Any) -> JobHistory:
-        looked_at, done, flat = reply
+        examined, done, flat = reply
         events = [
             PastEvent(number(entry.partition(b"-")[0]), text(name), text(previous))
             for entry, name, previous in zip(*(flat[place::3] for place in range(3)), strict=True)
         ]
-        return JobHistory(events[::-1], looked_at, bool(done))
+        return JobHistory(events[::-1], examined, bool(done))
 
     return Call(FIND_EVENTS, (queue.events,), (job_id, _EVENTS, _ROOM), read)
 

@@ -111,7 +111,7 @@ class OneServer:
     def moved(self, key: str, endpoint: Endpoint) -> None:
         raise cluster.is_clustered(self.only.endpoint)
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         pass  # the server is located before each connection anyway
 
     def part(self, key: str) -> str:
@@ -324,7 +324,7 @@ class AsyncCall:
             case Leave(node, reason):
                 if node != NOWHERE:
                     self._topology.node(node).leave(self._generation, reason)
-                self._topology.doubt()
+                self._topology.mark_stale()
             case Pause(seconds):
                 if self._outage is not None:
                     self._outage.wait(seconds)
@@ -633,7 +633,9 @@ class Store:
 
         part, name = self._topology.part(key), name or self.address.client_name
         options = structs.replace(self._options, name=name, keep_trying=True, part=part)
-        return BlockingConnection(resolve, self._topology.doubt, options, self._notify, self._dials)
+        return BlockingConnection(
+            resolve, self._topology.mark_stale, options, self._notify, self._dials
+        )
 
 
 @asynccontextmanager

@@ -72,7 +72,7 @@ class SlotMap:
         """Record that another node now serves the slot of a key."""
         self._slots[key_slot(key)] = node
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         """Forget the slots, but not the nodes that can be asked for them."""
         self._slots = {}
 

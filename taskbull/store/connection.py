@@ -110,7 +110,7 @@ class DeadlineWatch:
         self._new_waiter = waiters()
         self._waiting: dict[Waiter, tuple[float, Note, Deadline]] = {}
         self._next = inf  # when the task wakes up, or inf if it is not running
-        self._sooner: Waiter | None = None
+        self._wakeup: Waiter | None = None
 
     def watch(self, waiter: Waiter, note: Note, deadline: Deadline) -> None:
         """Fail a waiter at its deadline, unless `forget` is called first."""
@@ -119,8 +119,8 @@ class DeadlineWatch:
         if end < self._next:
             if self._next == inf:
                 spawn(self._run)
-            elif self._sooner is not None:
-                wake(self._sooner)
+            elif self._wakeup is not None:
+                wake(self._wakeup)
             self._next = end
 
     def forget(self, waiter: Waiter) -> None:
@@ -131,15 +131,15 @@ class DeadlineWatch:
         try:
             while self._waiting:
                 self._next = min(end for end, _, _ in self._waiting.values())
-                self._sooner = self._new_waiter()
+                self._wakeup = self._new_waiter()
                 with move_on_after(self._next - monotonic()):
-                    await self._sooner
-                self._sooner = None
-                self._end_late()
+                    await self._wakeup
+                self._wakeup = None
+                self._fail_overdue()
         finally:
-            self._next, self._sooner = inf, None
+            self._next, self._wakeup = inf, None
 
-    def _end_late(self) -> None:
+    def _fail_overdue(self) -> None:
         now = monotonic()
         late = [each for each, (end, _, _) in self._waiting.items() if end <= now]
         for waiter in late:
@@ -423,7 +423,7 @@ class SilenceWatch:
 
     @property
     def _allowance(self) -> float:
-        return allowance(self._watched.under_way)
+        return allowance(self._watched.in_flight)
 
     async def _look(self) -> None:
         await sleep(self._tick)
@@ -688,13 +688,13 @@ class BlockingConnection:
     def __init__(
         self,
         resolve: Callable[[], Awaitable[Endpoint]],
-        doubt: Callable[[], None],
+        mark_stale: Callable[[], None],
         options: ConnectionOptions,
         notify: Notify = log_change,
         limiter: CapacityLimiter | None = None,
     ) -> None:
         self._dialer = Dialer(resolve, options, self._report, limiter)
-        self._doubt = doubt
+        self._mark_stale = mark_stale
         self._notify = notify
         self._pipeline = Pipeline()
         self._link: Link | None = None
@@ -751,7 +751,7 @@ class BlockingConnection:
 
     def _report(self, change: Change) -> None:
         if isinstance(change, DialFailed):
-            self._doubt()  # another node may have taken over
+            self._mark_stale()  # another node may have taken over
         self._notify(change)
 
     async def _give_up(self, refusal: Refusal) -> None:
@@ -759,7 +759,7 @@ class BlockingConnection:
         await self.close()
         if refusal.reaction is Reaction.RAISE:
             raise refusal.error
-        self._doubt()
+        self._mark_stale()
         self._notify(LinkLost(str(self._dialer.endpoint), refusal.message))
         if refusal.reaction in {
             Reaction.WAIT,

@@ -201,9 +201,9 @@ def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
     limit = time.monotonic() + deadline
     with _explaining(folder):
         files = find_files(folder, create=False)
-        if not files.lock.exists() or not _lives(files):
+        if not files.lock.exists() or not _is_running(files):
             return False
-        while _lives(files):
+        while _is_running(files):
             ask(files.socket, "SHUTDOWN NOSAVE")  # it still flushes the append-only file
             if time.monotonic() > limit:
                 _kill(files)
@@ -230,7 +230,7 @@ def _trying_lock(files: ServerFiles) -> Generator[int | None, None, None]:
             os.close(descriptor)
 
 
-def _lives(files: ServerFiles) -> bool:
+def _is_running(files: ServerFiles) -> bool:
     with _trying_lock(files) as lock:
         return lock is None
 

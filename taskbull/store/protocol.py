@@ -190,7 +190,7 @@ class Pipeline:
         return b"".join(out)
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Bytes of large writes that are sent but not yet answered."""
         answered = self.answered
         while self._large and self._large[0][0] <= answered:

@@ -506,7 +506,7 @@ class SyncOneServer:
     def moved(self, key: str, endpoint: Endpoint) -> None:
         raise cluster.is_clustered(self.only or endpoint)
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         self.only = None
 
 
@@ -807,7 +807,7 @@ class SyncStore:
 
     def _leave(self, node: Endpoint) -> None:
         self._pool.discard(node)
-        self._topology.doubt()
+        self._topology.mark_stale()
 
     def _load(self, node: Endpoint, script: Script, deadline: Deadline) -> Reply | None:
         load = pack(("SCRIPT", "LOAD", script.source))

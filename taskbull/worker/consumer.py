@@ -588,8 +588,8 @@ class Consumer:
         self._schedules = schedules
         self._options = options = rules.over(worker)
         self._rules = rules
-        taking = _taking(options, context.worker_id)
-        self.cycle = Cycle(context, options.concurrency, taking, _fresh_for(options))
+        fetch_options = _make_fetch_options(options, context.worker_id)
+        self.cycle = Cycle(context, options.concurrency, fetch_options, _fresh_for(options))
         self._runner = Runner(
             context,
             self.cycle,
@@ -645,7 +645,7 @@ def _fresh_for(options: WorkerOptions) -> float:
     return (options.lock_duration - options.heartbeat_interval) / 2
 
 
-def _taking(options: WorkerOptions, worker_id: str) -> FetchOptions:
+def _make_fetch_options(options: WorkerOptions, worker_id: str) -> FetchOptions:
     limiter = options.limiter
     return FetchOptions(
         lock_life_ms=to_ms(options.lock_duration),

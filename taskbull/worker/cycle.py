@@ -117,7 +117,7 @@ class CycleCall(Struct, eq=False):
     sent_at: float
     fresh_for: float
     """Maximum age in seconds of a reply whose locks are certainly valid."""
-    apart: bool
+    unbatched: bool
     """True if it sends a single outcome, because a call with several was refused."""
     is_open: bool
     """True while it may return jobs that have stalled before."""
@@ -387,13 +387,13 @@ class Recovery:
         demand: Demand,
         outbox: Outbox,
         intake: Intake,
-        taking: FetchOptions,
+        fetch_options: FetchOptions,
     ) -> None:
         self._context = context
         self._demand = demand
         self._outbox = outbox
         self._intake = intake
-        self._taking = taking
+        self._fetch_options = fetch_options
         self._is_refused = False  # True if Redis has refused a call since the last successful one.
         self._refusals = 0
         self._last_cut: SentOn | None = None  # connection of the last call that was cut off
@@ -412,7 +412,7 @@ class Recovery:
             cycled = await self._context.store.finish(sent.call, sent.way, reply)
         except ServerUnavailable as error:  # It was not executed, so there is nothing to settle.
             demand.asked -= want
-            self._outbox.put_back(sent.batch, apart=sent.apart)
+            self._outbox.put_back(sent.batch, unbatched=sent.unbatched)
             await self._pause(1, error)
         except (MaybeExecuted, ServerRefused) as error:
             ended = [(run.job.id, run.token) for run in sent.batch]
@@ -449,8 +449,10 @@ class Recovery:
         """Start jobs fetched by a call whose reply was lost."""
         while job_ids:
             renewed = monotonic()
-            keys, taking = self._context.keys, self._taking
-            adopted = await self._repeat(adopt_jobs, keys, sent.token, job_ids, sent.now_ms, taking)
+            keys, fetch_options = self._context.keys, self._fetch_options
+            adopted = await self._repeat(
+                adopt_jobs, keys, sent.token, job_ids, sent.now_ms, fetch_options
+            )
             await self._deliver(adopted.jobs, sent, renewed)
             self._demand.asked -= adopted.count
             job_ids = job_ids[adopted.count :]
@@ -506,7 +508,7 @@ class Recovery:
             await self._refused(error, sent)
 
     async def _put_off(self, error: TaskbullError) -> None:
-        self._outbox.apart = len(self._outbox)  # Send all that wait one by one.
+        self._outbox.unbatched = len(self._outbox)  # Send all that wait one by one.
         self._refusals += 1
         await self._pause(self._refusals, error)
 
@@ -518,10 +520,10 @@ class Recovery:
         """
         context, renewed = self._context, -inf
         taken = len(jobs)
-        while jobs and monotonic() - renewed > from_ms(self._taking.lock_life_ms):
+        while jobs and monotonic() - renewed > from_ms(self._fetch_options.lock_life_ms):
             renewed = monotonic()
             held = [(job.id, token) for job in jobs]
-            life_ms = self._taking.lock_life_ms
+            life_ms = self._fetch_options.lock_life_ms
             lost = (await self._repeat(extend_locks, context.keys, held, life_ms)).lost
             jobs = [job for job in jobs if job.id not in lost]
         if len(jobs) < taken:
@@ -582,19 +584,19 @@ class Cycle:
     """The exchange with Redis for one queue: sends outcomes and receives jobs."""
 
     def __init__(
-        self, context: QueueContext, concurrency: int, taking: FetchOptions, fresh_for: float
+        self, context: QueueContext, concurrency: int, fetch_options: FetchOptions, fresh_for: float
     ) -> None:
         """Create a cycle; locks younger than `fresh_for` seconds last until the next heartbeat."""
         self._context = context
         self._threads = context.threads
-        self._usual_taking = taking
-        self._use(taking)
+        self._usual_fetch_options = fetch_options
+        self._use(fetch_options)
         self._fresh_for = fresh_for
         breaker = None if context.circuit is None else context.circuit.breaker
         self._demand = Demand(concurrency, breaker)
         self._outbox = Outbox()
         self._intake = Intake(context, self._demand, self._outbox)
-        self._recovery = Recovery(context, self._demand, self._outbox, self._intake, taking)
+        self._recovery = Recovery(context, self._demand, self._outbox, self._intake, fetch_options)
         self._all_sequences = tuple(TokenSequence() for _ in range(CALLS))
         self._sequences = list(self._all_sequences)  # the ones not in use
         self._troubled: deque[tuple[CycleCall, Reply]] = deque()
@@ -610,7 +612,7 @@ class Cycle:
         return (
             not demand.wants_jobs
             and not demand.stopping
-            and not self._outbox.apart
+            and not self._outbox.unbatched
             and demand.room() > 0
         )
 
@@ -621,7 +623,7 @@ class Cycle:
 
     def flushed(self) -> bool:
         """Return True if every outcome was sent and every call was answered."""
-        return not (self._outbox or self._demand.under_way)
+        return not (self._outbox or self._demand.in_flight)
 
     async def until(self, condition: Callable[[Cycle], bool]) -> None:
         """Wait until a condition is true: `should_wait`, `idle` or `flushed`."""
@@ -637,14 +639,20 @@ class Cycle:
             self._context.alarm.set(demand.limited_until)  # It may have gone off for a due job.
         elif demand.limited_until:
             demand.limited_until = 0.0
-            is_held = now < demand.held_until and not self._usual_taking.max_starts
-            self._use(replace(self._usual_taking, **_HELD) if is_held else self._usual_taking)
+            is_held = now < demand.held_until and not self._usual_fetch_options.max_starts
+            self._use(
+                replace(self._usual_fetch_options, **_HELD)
+                if is_held
+                else self._usual_fetch_options
+            )
         demand.wake()
         self._send_due_calls()
 
-    def _use(self, taking: FetchOptions) -> None:
-        self._taking = taking
-        self._taking_on = replace(taking, has_begun=taking.data_points > 0)
+    def _use(self, fetch_options: FetchOptions) -> None:
+        self._fetch_options = fetch_options
+        self._options_within_minute = replace(
+            fetch_options, has_begun=fetch_options.data_points > 0
+        )
 
     def stop_taking(self) -> None:
         """Stop fetching, and release the jobs that no slot has started."""
@@ -675,7 +683,7 @@ class Cycle:
             self._send_due_calls()
             return
         # More jobs may finish in the same pass of the event loop; send them together.
-        if self._resting and not self._demand.under_way:
+        if self._resting and not self._demand.in_flight:
             wake(self._resting.pop())
         self._notify_watchers()
 
@@ -700,7 +708,7 @@ class Cycle:
         """
         demand = self._demand
         return (
-            demand.under_way > 0
+            demand.in_flight > 0
             and len(self._outbox) + ended < demand.enough
             and not demand.stopping
         )
@@ -711,7 +719,7 @@ class Cycle:
             self._threads.collect()
         demand, outbox = self._demand, self._outbox
         was_sent = False
-        while self._running and (want := demand.due(len(outbox), outbox.apart)) is not None:
+        while self._running and (want := demand.due(len(outbox), outbox.unbatched)) is not None:
             self._send(want)
             was_sent = True
             if not outbox and want < BATCH:  # The call asked for all free slots.
@@ -721,20 +729,22 @@ class Cycle:
 
     def _send(self, want: int) -> None:
         context, demand, outbox = self._context, self._demand, self._outbox
-        apart = outbox.apart > 0
+        unbatched = outbox.unbatched > 0
         batch = outbox.gather()
         now_ms = context.clock.wall_ms()
         sequence = self._sequences.pop()
         token = sequence.next_token()
-        taking = self._taking_on if now_ms < self._minute_end else self._taking
+        fetch_options = (
+            self._options_within_minute if now_ms < self._minute_end else self._fetch_options
+        )
         quarantine = context.quarantine
         hold, is_open = FIRST_HOLD, want > 0
         if quarantine.is_watching:
             hold = quarantine.hold() or hold
-            taking = replace(taking, hold=hold)
+            fetch_options = replace(fetch_options, hold=hold)
             is_open = is_open and hold.may_take
         quarantine.open_calls += is_open
-        call = cycle(context.keys, now_ms, pack(batch, now_ms), want, token, taking)
+        call = cycle(context.keys, now_ms, pack(batch, now_ms), want, token, fetch_options)
         sent = CycleCall(
             self._arrive,
             sequence,
@@ -746,7 +756,7 @@ class Cycle:
             now_ms,
             monotonic(),
             self._fresh_for,
-            apart,
+            unbatched,
             is_open,
             hold,
         )
@@ -806,7 +816,7 @@ class Cycle:
         if early := self._intake.early:  # All jobs of this call have arrived.
             self._intake.early = {one: why for one, why in early.items() if one[1] != sent.token}
         self._close(sent)
-        self._demand.under_way -= 1
+        self._demand.in_flight -= 1
         self._sequences.append(sent.sequence)
 
     def _close(self, sent: CycleCall) -> None:

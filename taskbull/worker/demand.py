@@ -51,7 +51,7 @@ class Demand:
         """Number of slots whose job was fetched and has no outcome yet."""
         self.asked = 0
         """Number of jobs that the calls in flight may return."""
-        self.under_way = 0
+        self.in_flight = 0
         """Number of calls in flight, including those in recovery."""
         self.wants_jobs = True
         """True if Redis may have jobs that no call has asked for."""
@@ -78,18 +78,18 @@ class Demand:
         self.wakes += 1
         self.wants_jobs = True
 
-    def due(self, outcomes: int, apart: int) -> int | None:
+    def due(self, outcomes: int, unbatched: int) -> int | None:
         """Return the number of jobs that the next call should ask for, or None if no call is due.
 
-        `outcomes` is the number of outcomes to send. If `apart` of them must be sent one by one,
-        the call asks for no jobs.
+        `outcomes` is the number of outcomes to send. If `unbatched` of them must be sent one by
+        one, the call asks for no jobs.
         """
-        under_way = self.under_way
-        if apart:
-            return 0 if outcomes and not under_way else None
-        if under_way >= CALLS:
+        in_flight = self.in_flight
+        if unbatched:
+            return 0 if outcomes and not in_flight else None
+        if in_flight >= CALLS:
             return None
-        least = self.enough if under_way else 1
+        least = self.enough if in_flight else 1
         room = self.room()
         if outcomes >= least or (self.wants_jobs and room >= least):
             return min(BATCH, room)
@@ -98,7 +98,7 @@ class Demand:
     def sent(self, want: int) -> None:
         """Record a call that asks for `want` jobs."""
         self.asked += want
-        self.under_way += 1
+        self.in_flight += 1
 
     def answered(self, want: int, taken: int, wakes: int) -> None:
         """Record a reply with `taken` of `want` jobs.
@@ -131,13 +131,13 @@ class Outbox(deque[Run]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.apart = 0
+        self.unbatched = 0
         """Number of outcomes to send one by one, because a call with several was refused."""
 
     def gather(self) -> list[Run]:
         """Remove and return the outcomes for the next call."""
-        if self.apart:
-            self.apart -= 1
+        if self.unbatched:
+            self.unbatched -= 1
             return [self.popleft()]
         batch: list[Run] = []
         size = 0
@@ -147,10 +147,10 @@ class Outbox(deque[Run]):
             batch.append(run)
         return batch
 
-    def put_back(self, batch: list[Run], *, apart: bool = False) -> None:
+    def put_back(self, batch: list[Run], *, unbatched: bool = False) -> None:
         """Put outcomes back at the front."""
         self.extendleft(reversed(batch))
-        self.apart += apart
+        self.unbatched += unbatched
 
     def withdraw(self, run: Run) -> bool:
         """Remove an outcome if it is next in line, and return True if it was."""

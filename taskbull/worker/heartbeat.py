@@ -170,7 +170,7 @@ class QueueHeartbeat(Struct, eq=False):
     """The queue's Cluster node at the last renewal."""
     failures: int = 0
     """Number of consecutive failed renewals."""
-    away_since: float | None = None
+    unreachable_since: float | None = None
     blocked: float = 0.0
     """Longest time in seconds that the event loop was blocked since the last renewal."""
 
@@ -302,14 +302,14 @@ class Heartbeat:
         queue.node = node
         self._failing[node] += 1
         queue.failures += 1
-        if queue.away_since is None:
-            queue.away_since = began
+        if queue.unreachable_since is None:
+            queue.unreachable_since = began
         queue.due = monotonic() + min(_SOON, self._interval)
 
     def _succeeded(self, queue: QueueHeartbeat) -> None:
         self._forget_failure(queue)
         queue.failures = 0
-        queue.away_since = None
+        queue.unreachable_since = None
         queue.blocked = 0.0
         queue.due = monotonic() + self._interval
 
@@ -376,8 +376,8 @@ class Heartbeat:
     def _loss(self, queue: QueueHeartbeat, gone: list[Run]) -> Discard:
         """Return the most likely reason for the lost locks."""
         now = monotonic()
-        if queue.away_since is not None:
-            return Discard(Loss.REDIS_AWAY, f"{now - queue.away_since:.1f} s")
+        if queue.unreachable_since is not None:
+            return Discard(Loss.REDIS_AWAY, f"{now - queue.unreachable_since:.1f} s")
         if queue.blocked >= self._lock_duration:
             return Discard(Loss.LOOP_BLOCKED, f"{queue.blocked:.1f} s")
         late = max((now - run.renewed for run in gone), default=0.0)

@@ -407,8 +407,8 @@ class JobPort(Protocol):
     async def arecord_unknown_task(self, patience: float) -> float:
         """Record that this worker cannot run the job.
 
-        Return for how many seconds that has been known. When that reaches `patience`, the record is
-        removed, and the job should fail.
+        Return the seconds since a worker first recorded it. Once that reaches `patience`, the
+        record is removed, and the job should fail.
         """
         ...
 
@@ -872,7 +872,7 @@ class Availability:
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._away: set[str] = set()  # the server, or parts of a Cluster
+        self._unreachable: set[str] = set()  # the server, or parts of a Cluster
         self._lost_at = 0.0
         self._attempts = 0
         self._quiet_until = 0.0
@@ -880,7 +880,7 @@ class Availability:
     @property
     def lost(self) -> bool:
         """True if Redis is currently unavailable."""
-        return bool(self._away)
+        return bool(self._unreachable)
 
     def notice(self, change: Change) -> None:
         """Handle a connection change.
@@ -894,10 +894,10 @@ class Availability:
             case DialFailed(reason, attempts, delay, part):
                 self._log(change, delay)
                 self._attempts = max(self._attempts, attempts)
-                if not self._away:
+                if not self._unreachable:
                     self._lost_at = monotonic()
                     self._reporter.emit(events.RedisLost, reason=reason)
-                self._away.add(part)
+                self._unreachable.add(part)
                 self._reporter.emit(events.ReconnectFailed, reason=reason, delay=delay)
             case Connected(part=part):
                 self._return(part)
@@ -909,10 +909,10 @@ class Availability:
             self._quiet_until = now + quiet
 
     def _return(self, part: str) -> None:
-        if part not in self._away:
+        if part not in self._unreachable:
             return
-        self._away.remove(part)
-        if self._away:  # Other parts of the Cluster are still unavailable.
+        self._unreachable.remove(part)
+        if self._unreachable:  # Other parts of the Cluster are still unavailable.
             return
         duration = monotonic() - self._lost_at
         attempts, self._attempts = self._attempts, 0

@@ -137,7 +137,7 @@ async def test_an_incomplete_batch_begins_when_the_first_has_waited(app: App, ki
     assert sizes == [2]
 
 
-async def test_a_batch_begins_at_once_when_every_slot_waits_for_it(app: App) -> None:
+async def test_a_batch_begins_immediately_when_every_slot_waits_for_it(app: App) -> None:
     sizes: list[int] = []
 
     @app.batch_task(size=4, wait=3600)
@@ -166,7 +166,7 @@ async def test_a_batch_begins_at_once_when_every_slot_waits_for_it(app: App) -> 
 
 
 async def settled(app: App, active: int) -> None:
-    """Wait until so many jobs are taken, and the event loop has nothing else to do."""
+    """Wait until this many jobs are fetched and the event loop is idle."""
     queue = app.queue("default")
     while (await queue.counts())["active"] < active:
         await anyio.wait_all_tasks_blocked()
@@ -432,7 +432,7 @@ async def test_items_with_fields_are_the_data_and_others_stand_under_the_name(
             assert await job.aresult() == result
 
 
-def test_an_item_that_does_not_fit_is_refused_at_once(local: App) -> None:
+def test_an_item_that_does_not_fit_is_refused_immediately(local: App) -> None:
     task: Any = local.batch_task(size=1)(points)
     with pytest.raises(InvalidArguments, match=r"points\(\): field 'x' must be int, got str"):
         task.job({"x": "1"})

@@ -74,7 +74,7 @@ def once(numbers: range) -> Counter[int]:
 
 
 def break_off(proxy: Proxy, how: str, at: int = 1000) -> Callable[[int], None]:
-    """Make a callback that breaks the connection for good when so many jobs were added."""
+    """Return a callback that breaks the connection permanently after this many added jobs."""
 
     def told(number: int) -> None:
         if number == at:
@@ -234,7 +234,7 @@ def test_the_time_limit_is_for_getting_on_and_not_for_the_whole(
     assert stored(admin) == once(range(40))
 
 
-def test_a_generator_is_streamed_and_progress_is_told(proxy: Proxy, admin: Any) -> None:
+def test_a_generator_is_streamed_and_progress_is_reported(proxy: Proxy, admin: Any) -> None:
     told: list[int] = [0]
     held: list[int] = []
 
@@ -253,7 +253,7 @@ def test_a_generator_is_streamed_and_progress_is_told(proxy: Proxy, admin: Any) 
 
 def test_a_handle_does_not_keep_what_was_sent(proxy: Proxy) -> None:
     class Big:
-        """Stands for something large; it can be watched."""
+        """A placeholder for a large object, with weak references."""
 
     seen: list[weakref.ref[Big]] = []
 
@@ -297,9 +297,7 @@ def test_of_a_generator_with_many_queues_few_jobs_wait_and_handles_are_in_order(
     assert stored(admin, *(f"q{n}" for n in range(40))) == once(range(2000))
 
 
-def test_a_generator_that_raises_leaves_what_was_added_and_tells_it(
-    proxy: Proxy, admin: Any
-) -> None:
+def test_a_generator_that_raises_reports_the_jobs_added_before(proxy: Proxy, admin: Any) -> None:
     def rows() -> Iterator[JobSpec[int]]:
         for n in range(600):
             yield row.job(n)
@@ -330,7 +328,7 @@ def test_a_generator_that_raises_before_anything_was_added_is_heard_as_it_is(
     assert stored(admin) == Counter()
 
 
-def test_a_wrong_job_in_a_stream_is_told_with_what_was_added(proxy: Proxy, admin: Any) -> None:
+def test_a_wrong_job_in_a_stream_is_reported_with_what_was_added(proxy: Proxy, admin: Any) -> None:
     jobs: list[Any] = [row.job(n) for n in range(260)]
     with pytest.raises(
         EnqueueError, match=r"250 jobs were added, the next 10 .* must be created with task"
@@ -412,7 +410,7 @@ def test_what_is_no_bulk_is_refused(jobs: Any, progress: Any, told: str) -> None
         (2, 1, 3, "2 of 3 jobs were not added, and 1 more may have been added"),
     ],
 )
-def test_what_was_not_added_is_told_for_one_job_and_for_several(
+def test_jobs_that_were_not_added_are_reported(
     missing: int, unsure: int, total: int, told: str
 ) -> None:
     assert describe_missing(missing, unsure, total) == told

@@ -158,7 +158,7 @@ async def test_async_code_and_recorded_jobs_are_checked_as_well(app: App) -> Non
     assert len(box.jobs) == 1
 
 
-def test_what_json_cannot_hold_is_told_as_before(app: App) -> None:
+def test_what_json_cannot_hold_is_reported_as_before(app: App) -> None:
     with pytest.raises(SerializationError, match=r"data\.n is of type object"):
         declare(app).delay(object())
 

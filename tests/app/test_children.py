@@ -1,6 +1,6 @@
 """Results of children as arguments: types, order, and every failure policy.
 
-By a worker and by `taskbull.testing`: both are to do the same.
+Workers and `taskbull.testing` must behave the same.
 """
 
 from __future__ import annotations
@@ -200,7 +200,9 @@ async def test_a_child_that_failed_is_none_where_that_is_allowed(
         await job.aresult()
 
 
-async def test_a_result_of_another_type_is_told(app: App, tasks: Tasks, perform: Perform) -> None:
+async def test_a_result_of_another_type_is_reported(
+    app: App, tasks: Tasks, perform: Perform
+) -> None:
     @app.task(queue="q", attempts=1)
     async def number(of: int = from_child("day")) -> int:
         return of

@@ -60,7 +60,7 @@ def test_a_module_that_is_not_there_is_named_with_where_it_was_sought(project: P
         load_app("package_one.tasks:app")
 
 
-def test_an_error_in_the_module_is_told_with_its_place(project: Project) -> None:
+def test_an_error_in_the_module_is_reported_with_its_place(project: Project) -> None:
     file = project.write("broken_one.py", "import os\nimport no_such_dependency\n")
     with pytest.raises(ConfigurationError) as refused:
         load_app("broken_one:app")
@@ -70,7 +70,7 @@ def test_an_error_in_the_module_is_told_with_its_place(project: Project) -> None
     assert isinstance(refused.value.__cause__, ModuleNotFoundError)
 
 
-def test_any_error_in_the_module_is_told_with_its_place(project: Project) -> None:
+def test_any_error_in_the_module_is_reported_with_its_place(project: Project) -> None:
     file = project.write("broken_two.py", "def f():\n    1 / 0\nf()\n")
     with pytest.raises(ConfigurationError, match="ZeroDivisionError: division by zero at") as told:
         load_app("broken_two:app")
@@ -81,7 +81,7 @@ def test_any_error_in_the_module_is_told_with_its_place(project: Project) -> Non
     assert f"{file}:2" in str(told.value)
 
 
-def test_an_attribute_that_is_missing_or_no_app_is_told(project: Project) -> None:
+def test_an_attribute_that_is_missing_or_no_app_is_reported(project: Project) -> None:
     project.write("shop_two.py", APP + "def make():\n    return app\n")
     with pytest.raises(ConfigurationError, match=r"shop_two \(.*shop_two.py\) has no attribute"):
         load_app("shop_two:ap")
@@ -104,7 +104,7 @@ def test_included_modules_are_imported_by_load_tasks_only(project: Project) -> N
     assert app.worker().queues == ["mail"]
 
 
-def test_an_included_module_that_is_not_there_is_told(project: Project) -> None:
+def test_an_included_module_that_is_not_there_is_reported(project: Project) -> None:
     app = App("shop", redis="redis://localhost:1", include=["no_such_module"])
     with pytest.raises(ConfigurationError, match="App shop: include 'no_such_module': no module"):
         app.load_tasks()
@@ -150,7 +150,7 @@ def test_a_file_is_no_module_and_the_hint_says_what_is() -> None:
         load_app("./shop/tasks.py:app")
 
 
-def test_a_module_that_exits_when_imported_is_told(
+def test_a_module_that_exits_when_imported_is_reported(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(project.folder)

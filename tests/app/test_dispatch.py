@@ -48,7 +48,7 @@ def test_names_from_redis_are_not_collected(local: App) -> None:
     assert first.policy.attempts == 4
 
 
-def test_a_task_that_cannot_be_prepared_is_told_before_the_first_job(local: App) -> None:
+def test_a_task_that_cannot_be_prepared_is_reported_before_the_first_job(local: App) -> None:
     @local.task
     def work(x: complex) -> None: ...
 
@@ -128,7 +128,7 @@ async def test_async_and_plain_tasks_are_run_with_their_arguments(app: App) -> N
     assert sorted(seen) == [("add", 3), ("multiply", 3)]
 
 
-async def test_data_that_do_not_fit_fail_at_once_saying_why(app: App) -> None:
+async def test_data_that_do_not_fit_fail_immediately_saying_why(app: App) -> None:
     called: list[int] = []
 
     @app.task(queue="q", attempts=5)

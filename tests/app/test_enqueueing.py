@@ -186,7 +186,7 @@ def test_an_unavailable_redis_raises_in_time_and_the_job_can_be_kept(
     assert job.info().data == {"to": "ann", "subject": "Hi"}
 
 
-async def test_redis_away_is_told_in_time_to_async_code(free_port: int) -> None:
+async def test_async_code_gets_an_error_in_time_if_redis_is_unavailable(free_port: int) -> None:
     away = App("shop", redis=f"redis://127.0.0.1:{free_port}", enqueue_timeout=0.3)
     send = declare(away)
     specs = [send.job("a"), send.options(queue="other").job("b"), send.job("c")]

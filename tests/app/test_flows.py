@@ -300,7 +300,7 @@ def far(proxy: Proxy, prefix: str) -> Iterator[Tasks]:
 
 @pytest.fixture(params=[250, 4])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many jobs a piece has: all of them, or some."""
+    """Number of jobs per chunk: all of them, or some."""
     monkeypatch.setattr(flow_calls, "PIECE", request.param)
     return int(request.param)
 
@@ -388,7 +388,7 @@ def test_a_producer_that_breaks_off_leaves_nothing_or_all_of_it(
 
 
 class Family:
-    """A parent with an id of its own, whose result shows which children it was given."""
+    """A parent with a custom id, whose result shows the children that it received."""
 
     def __init__(self, app: App) -> None:
         @app.task(queue="q", attempts=1)

@@ -131,7 +131,7 @@ def test_a_rule_that_does_not_fit_the_arguments_is_named(local: App) -> None:
     @local.task(dedup="{number.sign}")
     def work(number: int) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"dedup '\{number\.sign\}' does not fit"):
+    with pytest.raises(ConfigurationError, match=r"dedup key '\{number\.sign\}' from"):
         work.job(5)
     priced = work.options(dedup=None, group="a", cost=lambda price: price)
     with pytest.raises(ConfigurationError, match="cost uses the argument 'price'"):

@@ -248,7 +248,7 @@ async def test_each_task_gets_what_the_lifespan_of_its_own_app_yields(
     async def foreign(value: int = from_lifespan()) -> list[Any]:
         return [value, current_job().resources]
 
-    @group.task  # which has no lifespan of its own
+    @group.task  # It has no lifespan.
     def grouped(value: str = from_lifespan()) -> list[Any]:
         return [value, current_job().resources]
 
@@ -279,7 +279,7 @@ def test_a_group_that_wants_a_lifespan_that_nobody_has_is_refused(
     local.worker()
 
 
-def test_an_app_that_was_told_of_another_redis_is_refused(local: App) -> None:
+def test_an_app_with_another_redis_is_refused(local: App) -> None:
     elsewhere = App("elsewhere", redis="redis://:secret@localhost:2", prefix="mine")
     with pytest.raises(ConfigurationError, match="Cannot include App elsewhere: it uses") as told:
         local.include(elsewhere)
@@ -288,7 +288,7 @@ def test_an_app_that_was_told_of_another_redis_is_refused(local: App) -> None:
     assert "secret" not in str(told.value)
 
 
-def test_an_app_that_was_told_of_none_moves(local: App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_without_a_redis_moves(local: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKBULL_REDIS_URL", "redis://localhost:3")
     library = App("library")
     inner = TaskGroup("inner")

@@ -259,7 +259,7 @@ def with_anything(pool=from_lifespan()) -> None: ...  # type: ignore[no-untyped-
         (with_anything, None),
     ],
 )
-async def test_what_does_not_fit_is_told_at_the_start(
+async def test_what_does_not_fit_is_reported_at_the_start(
     local: App, function: Callable[..., None], value: object
 ) -> None:
     told: list[str] = []

@@ -48,7 +48,7 @@ def test_a_killed_worker_causes_no_missing_or_duplicate_run(
                     process.wait(LIMIT)
                     for lock in admin.keys(f"{prefix}:default:*:lock"):
                         admin.delete(lock)  # as if it had expired
-                else:  # what the dead have left is run again
+                else:  # Jobs of killed workers run again.
                     wait_until(lambda: admin.llen(queue.keys.active) == 0)
                     process.terminate()
                     process.wait(LIMIT)

@@ -13,7 +13,7 @@ from taskbull import App, ConnectionLost, EnqueueError, JobNotFound
 from taskbull.core.outcome import is_ours
 
 LIMIT = 60.0
-AWAY = "redis://127.0.0.1:1/0"  # nobody listens there
+AWAY = "redis://127.0.0.1:1/0"  # No server listens there.
 
 Ask = Callable[[App], Awaitable[Any]]
 

@@ -113,7 +113,7 @@ def test_each_event_loop_has_its_own_connection_and_leaves_nothing(here: App) ->
     assert sum(loop() is not None for loop in loops) <= 1
 
 
-def test_two_event_loops_at_once_in_two_threads(here: App) -> None:
+def test_two_event_loops_in_two_threads(here: App) -> None:
     with ThreadPoolExecutor(3) as threads:
         done = [
             threads.submit(asyncio.run, aproduce(0, 100)),

@@ -27,7 +27,7 @@ LIMIT = 60.0
 
 
 class Bed:
-    """An app whose one task ends when it is told to; results may be read through a proxy."""
+    """An app whose task finishes on request. Results may be read through a proxy."""
 
     def __init__(self, server: Reachable, prefix: str) -> None:
         self.app = App("results", redis=server.url, prefix=prefix)
@@ -76,7 +76,7 @@ async def test_a_result_has_its_type(bed: Bed) -> None:
             assert await job.astate() is JobState.COMPLETED
 
 
-async def test_a_failure_is_told_with_what_is_known(bed: Bed) -> None:
+async def test_a_failure_is_reported_with_what_is_known(bed: Bed) -> None:
     with fail_after(LIMIT):
         async with bed.app.worker().running():
             job = await bed.at_once.adelay(-1)
@@ -109,7 +109,7 @@ async def test_a_retried_job_has_no_result_before_its_last_attempt(bed: Bed) -> 
 
 
 # users-4: 10,000 results are kept, and the first of 15,000 jobs did not "exist".
-async def test_a_job_that_is_not_there_is_told_and_why_that_may_be(bed: Bed) -> None:
+async def test_a_job_that_is_not_there_is_reported_and_why_that_may_be(bed: Bed) -> None:
     nobody = bed.app.job("q", "nobody")
     told = r"Job 'nobody' not found in queue 'q': it was never added, or .* keep_completed"
     with fail_after(LIMIT):
@@ -170,7 +170,7 @@ async def test_a_wait_without_redis_says_so() -> None:  # U32
         await to_thread.run_sync(job.result, 0.2)
 
 
-async def test_a_job_that_is_removed_while_somebody_waits_is_told(
+async def test_a_job_that_is_removed_while_somebody_waits_is_reported(
     bed: Bed, admin: redis.Redis
 ) -> None:
     job = await bed.at_once.adelay(1)
@@ -368,7 +368,7 @@ async def test_a_handle_of_a_plain_queue_waits_too(
             assert await job.aresult() == "2020-01-03T00:00:00Z"
 
 
-async def test_a_result_that_is_not_of_its_type_is_told(
+async def test_a_result_that_is_not_of_its_type_is_reported(
     bed: Bed, admin: redis.Redis, prefix: str
 ) -> None:
     @bed.app.task(queue="q")
@@ -382,7 +382,7 @@ async def test_a_result_that_is_not_of_its_type_is_told(
                 await job.aresult()
 
 
-def test_threads_wait_at_once_and_leave_no_thread(bed: Bed) -> None:
+def test_threads_wait_concurrently_and_leave_no_thread(bed: Bed) -> None:
     jobs = [bed.at_once.delay(number) for number in range(1, 21)]
     found: dict[int, datetime] = {}
 

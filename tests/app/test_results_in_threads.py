@@ -108,7 +108,7 @@ async def test_many_threads_wait_on_two_connections_and_all_have_their_results(
             await seen(lambda: waiting(far) >= MANY and "too short" in waits.got, "all wait")
             await seen(lambda: readers(admin) == 1, "one reads")  # not between two reads
             assert int(admin.info("clients")["connected_clients"]) <= before + 2
-            # The network goes, and some jobs end meanwhile, unheard of.
+            # The network fails, and some jobs finish unnoticed.
             await to_thread.run_sync(proxy.refuse)
             await to_thread.run_sync(proxy.cut)
             waits.start("without Redis", far.job("q", slow.id), 0.2)
@@ -174,7 +174,7 @@ async def test_several_threads_may_wait_for_the_same_job(app: App) -> None:
     assert len({id(error) for error in got.values()}) == 5
 
 
-def test_each_thread_is_told_what_redis_refuses(app: App, admin: redis.Redis) -> None:
+def test_each_thread_gets_the_refusal_of_redis(app: App, admin: redis.Redis) -> None:
     @app.task(queue="q")
     def never() -> None: ...
 
@@ -191,7 +191,7 @@ def test_each_thread_is_told_what_redis_refuses(app: App, admin: redis.Redis) ->
 
 
 @pytest.mark.parametrize("reading", [True, False])
-def test_a_wait_can_be_interrupted_and_the_others_go_on(
+def test_a_wait_can_be_interrupted_and_the_others_continue(
     app: App, admin: redis.Redis, reading: bool
 ) -> None:
     @app.task(queue="q", attempts=1)
@@ -259,5 +259,5 @@ def test_a_deadline_holds_while_others_ask(app: App) -> None:
 
     job = never.delay()
     late = pytest.raises(TimeoutError, match=r"did not finish within 0\.05 s")
-    with watch_of(app)._asking, late:  # somebody asks, and Redis does not answer
+    with watch_of(app)._asking, late:  # A thread sends a call, and Redis does not reply.
         job.result(0.05)

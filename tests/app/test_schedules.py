@@ -192,7 +192,7 @@ async def test_a_schedule_stands_before_the_first_job_is_taken(app: App) -> None
     assert seen == [1]
 
 
-async def test_a_changed_schedule_is_written_anew(app: App, server: Any, prefix: str) -> None:
+async def test_a_changed_schedule_is_written_again(app: App, server: Any, prefix: str) -> None:
     @app.task(schedule=NIGHTLY)
     def report(region: str = "all") -> None: ...
 
@@ -235,7 +235,7 @@ async def test_a_declared_schedule_whose_end_is_past_is_not_written(
     assert not any(b"repeat" in key for key in written(admin, prefix))
 
 
-async def test_a_lost_run_of_a_declared_schedule_is_mended(app: App, admin: Any) -> None:
+async def test_a_lost_run_of_a_declared_schedule_is_repaired(app: App, admin: Any) -> None:
     @app.task(schedule=NIGHTLY)
     def report() -> None: ...
 
@@ -273,7 +273,7 @@ async def test_what_is_no_longer_declared_is_named_and_stays(
     assert len(await app.queue("default").schedules()) == 4
 
 
-async def test_a_refused_schedule_is_written_later_and_jobs_go_on(
+async def test_a_refused_schedule_is_written_later_and_jobs_continue(
     app: App, admin: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.task(schedule=NIGHTLY)
@@ -293,7 +293,7 @@ async def test_a_refused_schedule_is_written_later_and_jobs_go_on(
             await until(lambda: int(admin.zcard(keys.repeat)) == 1)
 
 
-async def test_fifty_that_start_at_once_make_one_schedule_and_one_run(app: App) -> None:
+async def test_fifty_concurrent_workers_write_one_schedule_and_one_run(app: App) -> None:
     @app.task(schedule=Every(3600, start=datetime.now(UTC) + timedelta(hours=1)))
     def poll() -> None: ...
 

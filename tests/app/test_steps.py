@@ -483,7 +483,7 @@ async def test_a_mismatch_fails_a_task_that_catches_all_exceptions(app: App) -> 
     assert (await job.ainfo()).attempts_made == 2
 
 
-async def test_arguments_without_a_json_form_are_told_apart_by_their_class(app: App) -> None:
+async def test_arguments_without_a_json_form_are_distinguished_by_class(app: App) -> None:
     class Client:
         pass
 

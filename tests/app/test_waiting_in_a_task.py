@@ -16,7 +16,9 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in caplog.messages if "in its own queue" in line]
 
 
-async def test_it_is_told_once_for_each_task(app: App, caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_is_reported_once_for_each_task(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
     @app.task
     async def child(n: int) -> int:
         return n

@@ -72,7 +72,7 @@ async def test_a_lifespan_may_be_a_context_manager_that_takes_nothing(app: App) 
     assert told == ["begin", "end"]
 
 
-async def test_a_lifespan_that_fails_is_told_as_it_is(app: App) -> None:
+async def test_a_lifespan_that_fails_is_reported_as_it_is(app: App) -> None:
     told: str | None = None
 
     @app.task
@@ -249,7 +249,7 @@ def test_a_signal_ends_a_worker_whose_lifespan_hangs_in_its_start(
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_second_signal_gives_jobs_back_at_once(
+def test_a_second_signal_gives_jobs_back_immediately(
     server: Reachable, prefix: str, backend: str
 ) -> None:
     app = slow_job(server, prefix, 15)

@@ -161,7 +161,7 @@ def test_many_jobs_are_retried_only_if_confirmed(cli: CommandLine) -> None:
     assert cli.json("retry-all", "emails", "--yes")["retried"] == 101
 
 
-def test_jobs_get_all_their_attempts_anew_if_asked(failed: Shop) -> None:
+def test_jobs_get_all_their_attempts_again_if_asked(failed: Shop) -> None:
     failed("retry", "default", "1", "--reset-attempts")
     failed("retry", "default", "2")
     failed("retry-all", "default", "--reset-attempts")

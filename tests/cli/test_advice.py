@@ -152,7 +152,7 @@ def test_a_server_that_does_not_tell_its_version_is_fine(
     assert "not reachable yet" not in line
 
 
-def test_too_many_clients_are_told(
+def test_too_many_clients_are_reported(
     private_server: PrivateServers, open_cli: OpenCli, tmp_path: Path
 ) -> None:
     server = private_server({"maxclients": "1"})
@@ -162,7 +162,7 @@ def test_too_many_clients_are_told(
         assert "raise maxclients" in panel(server.url)
 
 
-def test_tls_and_none_mixed_up_are_told(
+def test_tls_and_none_mixed_up_are_reported(
     private_server: PrivateServers, open_cli: OpenCli, tmp_path: Path
 ) -> None:
     server = private_server()
@@ -199,12 +199,12 @@ def closing_proxy() -> Iterator[int]:
     thread.join()
 
 
-def test_a_proxy_that_closes_is_told(open_cli: OpenCli) -> None:
+def test_a_proxy_that_closes_is_reported(open_cli: OpenCli) -> None:
     with closing_proxy() as port:
         assert "twemproxy" in diagnose(open_cli, f"redis://127.0.0.1:{port}")
 
 
-def test_protected_mode_is_told(private_server: PrivateServers, open_cli: OpenCli) -> None:
+def test_protected_mode_is_reported(private_server: PrivateServers, open_cli: OpenCli) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # nothing is sent

@@ -48,7 +48,7 @@ def test_the_project_is_found_from_its_folders(
     assert find_app(None).name == "shop"
 
 
-def test_without_an_app_it_is_told_what_was_tried(
+def test_without_an_app_the_error_lists_what_was_tried(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (nowhere / "pyproject.toml").write_text("[project]\nname = 'x'\n")
@@ -69,7 +69,7 @@ def test_without_an_app_it_is_told_what_was_tried(
         ("[tool]\ntaskbull = 5\n", "No app found"),
     ],
 )
-def test_a_wrong_project_file_is_told(nowhere: Path, content: str, said: str) -> None:
+def test_a_wrong_project_file_is_reported(nowhere: Path, content: str, said: str) -> None:
     (nowhere / "pyproject.toml").write_text(content)
     with pytest.raises(click.ClickException) as caught:
         find_app(None)
@@ -116,7 +116,7 @@ def test_of_several_apps_in_the_working_directory_none_is_chosen(
     )
 
 
-def test_an_app_that_fails_to_import_is_told_with_the_place(nowhere: Path) -> None:
+def test_an_app_that_fails_to_import_is_reported_with_the_place(nowhere: Path) -> None:
     (nowhere / "broken_app.py").write_text("x = 1\nraise RuntimeError('no database')\n")
     with pytest.raises(click.ClickException) as caught:
         find_app("broken_app:app")

@@ -33,12 +33,12 @@ def test_the_demo_runs_without_any_set_up_and_leaves_nothing(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_version_is_told(cli: CommandLine) -> None:
+def test_the_version_is_reported(cli: CommandLine) -> None:
     assert taskbull.__version__ in cli.run("--version").stdout
 
 
 @pytest.mark.parametrize("words", [["dmo"], ["demo", "--what"]])
-def test_wrong_usage_is_told_in_few_words(words: list[str], cli: CommandLine) -> None:
+def test_wrong_usage_is_reported_in_few_words(words: list[str], cli: CommandLine) -> None:
     done = cli.run(*words)
     assert done.exit_code == 2
     assert "Traceback" not in done.stderr

@@ -71,7 +71,7 @@ def test_every_kind_of_server_is_named(server: Reachable, prefix: str, open_cli:
         ({"cluster-enabled": "yes"}, "topology", "problem", "use a redis+cluster:// URL"),
     ],
 )
-def test_what_is_wrong_with_a_server_is_told_with_what_to_do(
+def test_problems_of_a_server_are_reported_with_advice(
     private_server: PrivateServers,
     open_cli: OpenCli,
     options: dict[str, str],
@@ -98,7 +98,7 @@ def test_a_replica_is_a_problem(private_server: PrivateServers, open_cli: OpenCl
     assert any("is a replica" in message for level, message in found["topology"])
 
 
-def test_what_an_acl_rule_forbids_is_told(
+def test_what_an_acl_rule_forbids_is_reported(
     private_server: PrivateServers, open_cli: OpenCli
 ) -> None:
     server = private_server(GOOD)
@@ -173,7 +173,7 @@ def about(cli: CommandLine, part: str) -> tuple[str, str]:
     return found
 
 
-def test_queues_are_told_with_who_uses_them(cli: CommandLine) -> None:
+def test_queues_are_reported_with_who_uses_them(cli: CommandLine) -> None:
     for name, version in [("old", "bullmq:5.62.0"), ("new", "bullmq:6.7.1"), ("odd", "foo:1")]:
         cli.queue(name).add("x")
         with redis.Redis.from_url(cli.url) as client:
@@ -183,7 +183,7 @@ def test_queues_are_told_with_who_uses_them(cli: CommandLine) -> None:
     assert about(cli, "odd: 1 waiting; used by foo:1")[0] == "ok"
 
 
-def test_jobs_that_nobody_runs_are_told(cli: CommandLine) -> None:
+def test_jobs_that_nobody_runs_are_reported(cli: CommandLine) -> None:
     cli.queue("emails").add("x")
     assert about(cli, "no worker is connected")[0] == "warning"
     cli.queue("emails").pause()
@@ -193,7 +193,7 @@ def test_jobs_that_nobody_runs_are_told(cli: CommandLine) -> None:
     assert about(cli, "emails: paused")[1].endswith(": the move; 1 job cannot run")
 
 
-def test_stalled_jobs_are_told(cli: CommandLine) -> None:
+def test_stalled_jobs_are_reported(cli: CommandLine) -> None:
     cli.queue("emails").add_bulk([("x", {})] * 2)
     with redis.Redis.from_url(cli.url) as client:
         for _ in range(2):
@@ -205,7 +205,7 @@ def test_stalled_jobs_are_told(cli: CommandLine) -> None:
     )
 
 
-def test_a_mixed_pause_that_version_5_would_lose_jobs_by_is_told(cli: CommandLine) -> None:
+def test_a_mixed_pause_that_loses_jobs_in_version_5_is_reported(cli: CommandLine) -> None:
     queue = cli.queue("emails")
     queue.add_bulk([("x", {})] * 2)
     queue.pause()
@@ -341,7 +341,7 @@ def test_jobs_that_were_cancelled_are_no_problem(cli: CommandLine) -> None:
     assert cli.json("top", "--once")["queues"][0]["trouble"] == []
 
 
-def test_jobs_whose_task_no_worker_has_are_told(shop: Shop) -> None:
+def test_jobs_whose_task_no_worker_has_are_reported(shop: Shop) -> None:
     shop.queue("default").add_bulk([("no_such", {})] * 3)
     shop.work()
     now_ms = int(time.time() * 1000)

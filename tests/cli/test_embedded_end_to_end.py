@@ -60,7 +60,7 @@ def send(folder: Path, count: int) -> str:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_jobs_go_on_after_the_worker_was_killed_and_started_again(
+def test_jobs_continue_after_the_worker_was_killed_and_started_again(
     folder: Path, queue: SyncQueue, backend: str
 ) -> None:
     send(folder, 300)

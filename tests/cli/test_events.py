@@ -21,7 +21,7 @@ from tests.servers.waiting import wait_until
 
 @contextmanager
 def following(*words: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """Follow a queue in a process of its own, until the end of the block."""
+    """Follow a queue in a separate process during the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "taskbull", "events", *words],
         cwd=cwd,
@@ -80,7 +80,7 @@ def commands_at(url: str) -> set[str]:
         return {each["cmd"] for each in client.client_list()}
 
 
-def test_an_outage_is_told_and_waited_out(
+def test_an_outage_is_reported_and_waited_out(
     private_server: PrivateServers, open_cli: OpenCli, nowhere: Path
 ) -> None:
     server = private_server({"appendonly": "yes", "appendfsync": "always"})

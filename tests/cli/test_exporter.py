@@ -226,7 +226,7 @@ def test_a_user_who_may_only_read_is_enough(
         assert not found.label("bullmq_redis_memory_used_bytes", "node")
 
 
-def test_the_nodes_of_a_cluster_are_told_apart(cluster: Cluster, prefix: str) -> None:
+def test_the_nodes_of_a_cluster_are_distinguished(cluster: Cluster, prefix: str) -> None:
     names = [f"q{number}" for number in range(12)]
     for name in names:
         with closing(SyncQueue(name, redis=cluster.url, prefix=prefix)) as queue:

@@ -20,7 +20,7 @@ def client(url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def flow(cli: CommandLine, client: redis.Redis) -> str:
-    """A tree of three levels over two queues, as it stands when much has happened."""
+    """A tree of three levels across two queues, with jobs in many states."""
     pages, reports = (QueueKeys(name, cli.prefix) for name in ("pages", "reports"))
     plain: dict[str, Any] = {
         "name": "n",
@@ -89,7 +89,7 @@ def test_a_flow_as_json(cli: CommandLine, flow: str) -> None:
     assert tree["children"][4]["removed"] is True
 
 
-def test_what_is_left_out_is_told(cli: CommandLine, flow: str) -> None:
+def test_omissions_are_reported(cli: CommandLine, flow: str) -> None:
     lines = cli("job", "reports", flow, "--tree", "--limit", "3").splitlines()
     assert lines[-1].endswith("3 more children not shown")
     assert lines[-1].startswith("  …")

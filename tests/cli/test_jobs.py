@@ -41,7 +41,7 @@ def test_jobs_of_a_paused_queue_are_listed_once(cli: CommandLine) -> None:
     assert [job["id"] for job in cli.json("jobs", "emails", "--state", "paused")] == ["1"]
 
 
-def test_people_are_told_that_there_are_more_jobs(cli: CommandLine) -> None:
+def test_users_see_that_there_are_more_jobs(cli: CommandLine) -> None:
     cli.queue("emails").add_bulk([("send", {})] * 5)
     result = cli.run("jobs", "emails", "--limit", "2", *cli.where)
     assert len(result.stdout.splitlines()) == 3
@@ -118,7 +118,7 @@ def test_a_running_job_without_a_lock_is_shown_as_stalled(cli: CommandLine) -> N
 @pytest.mark.parametrize(
     "words", [("jobs", "emials"), ("job", "emials", "1"), ("workers", "emials")]
 )
-def test_of_an_unknown_queue_the_nearest_is_told(cli: CommandLine, words: tuple[str, ...]) -> None:
+def test_an_unknown_queue_gets_a_suggestion(cli: CommandLine, words: tuple[str, ...]) -> None:
     cli.queue("emails").add("send")
     assert "Queue 'emials' not found" in (said := cli.fails(*words))
     assert "did you mean emails?" in said
@@ -126,7 +126,7 @@ def test_of_an_unknown_queue_the_nearest_is_told(cli: CommandLine, words: tuple[
 
 
 @pytest.mark.parametrize("job_id", ["99", "meta", "id", "events"])
-def test_an_unknown_job_is_told(cli: CommandLine, job_id: str) -> None:
+def test_an_unknown_job_is_reported(cli: CommandLine, job_id: str) -> None:
     cli.queue("emails").add("send")
     said = cli.fails("job", "emails", job_id)
     assert said == f"taskbull: Job '{job_id}' not found in queue 'emails'\n"

@@ -344,7 +344,7 @@ def test_an_app_enqueues_and_waits(confined: tuple[str, redis.Redis]) -> None:
 
 
 @pytest.mark.parametrize("kind", [VALKEY_9, REDIS_6])
-def test_what_a_rule_forbids_is_told_while_it_works(
+def test_what_a_rule_forbids_is_reported_while_it_works(
     private_server: PrivateServers, tmp_path: Path, kind: str
 ) -> None:
     server = private_server(kind=kind)

@@ -195,7 +195,7 @@ def test_tasks_are_shown_where_they_run(folder: Path) -> None:
 
 @pytest.fixture
 def as_process_1() -> Callable[[Path, str], subprocess.Popen[str]]:
-    """Start a worker as process 1 of a namespace of its own, where that is allowed."""
+    """Start a worker as process 1 of its own namespace, if that is allowed."""
     unshare = shutil.which("unshare")
     words = [unshare or "", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if unshare is None or subprocess.run([*words, "true"], check=False).returncode:
@@ -239,7 +239,7 @@ def test_as_process_1_it_knows_how_its_processes_end(
 @pytest.mark.full
 @pytest.mark.parametrize("number", [in_full(signal.SIGINT), signal.SIGTERM])
 @pytest.mark.parametrize("supervised", [True, False])
-def test_as_process_1_it_stops_gracefully_and_then_at_once(
+def test_as_process_1_it_stops_gracefully_and_then_immediately(
     folder: Path,
     queue: SyncQueue,
     as_process_1: Callable[..., subprocess.Popen[str]],

@@ -78,7 +78,7 @@ def test_without_schedules_there_is_nothing(cli: CommandLine) -> None:
     assert "Queue 'nowhere' not found" in cli.fails("schedules", "nowhere")
 
 
-def test_hostile_schedules_are_shown_all_the_same(cli: CommandLine, admin: redis.Redis) -> None:
+def test_hostile_schedules_are_shown_anyway(cli: CommandLine, admin: redis.Redis) -> None:
     keys = cli.queue("q").keys
     cli.queue("q").add("job")
     admin.zadd(keys.repeat, {"a\x1b[31m": 1, "b": float("inf"), "c": -5, "d": 1e300})
@@ -234,7 +234,7 @@ def test_the_help_names_the_commands(cli: CommandLine) -> None:
         (-90, "1 min 30 s overdue"),
     ],
 )
-def test_how_long_it_takes_is_told_in_two_units(seconds: int, words: str) -> None:
+def test_durations_have_two_units(seconds: int, words: str) -> None:
     now = datetime(2027, 1, 1, tzinfo=UTC)
     assert until(now + timedelta(seconds=seconds), now) == words
 

@@ -84,7 +84,7 @@ def who(queue: SyncQueue) -> tuple[int, int]:
     ("how", "number"),
     [in_full("segfault", "SIGSEGV"), in_full("abort", "SIGABRT"), ("kill", "SIGKILL")],
 )
-def test_the_end_of_a_process_is_told_with_the_jobs_that_it_ran(
+def test_the_end_of_a_process_is_reported_with_the_jobs_that_it_ran(
     folder: Path, url: str, queue: SyncQueue, emails: SyncQueue, how: str, number: str
 ) -> None:
     with worker(folder, url) as terminal:
@@ -108,7 +108,7 @@ def test_the_end_of_a_process_is_told_with_the_jobs_that_it_ran(
 
 
 @pytest.mark.full
-def test_an_end_is_told_also_when_redis_cannot_be_asked(
+def test_an_end_is_reported_also_when_redis_cannot_be_asked(
     folder: Path, private_server: PrivateServers
 ) -> None:
     server = private_server()
@@ -182,7 +182,9 @@ def test_the_child_ends_when_the_supervisor_is_killed(
         wait_until(lambda: not lives(process), "the child has ended")
 
 
-def test_a_child_that_is_told_to_stop_is_replaced(folder: Path, url: str, queue: SyncQueue) -> None:
+def test_a_child_that_is_asked_to_stop_is_replaced(
+    folder: Path, url: str, queue: SyncQueue
+) -> None:
     with worker(folder, url) as terminal:
         process, parent = who(queue)
         os.kill(process, signal.SIGTERM)

@@ -48,7 +48,7 @@ COMMANDS: list[tuple[str, ...]] = [
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_redis_away_is_one_sentence_at_once(
+def test_an_unavailable_redis_is_reported_immediately_in_one_sentence(
     words: tuple[str, ...], nowhere: Path, open_cli: Callable[[str, str], CommandLine]
 ) -> None:
     said = open_cli(AWAY, "bull").fails(*words)
@@ -67,7 +67,7 @@ def test_a_server_that_never_answers_is_given_up_soon(nowhere: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_call_with_redis_away_is_one_sentence_at_once(nowhere: Path) -> None:
+def test_a_call_without_redis_fails_immediately_with_one_sentence(nowhere: Path) -> None:
     (nowhere / "far_away.py").write_text(
         f"from taskbull import App\napp = App('far', redis={AWAY!r})\n"
         "@app.task\ndef add(a: int, b: int) -> int:\n    return a + b\n"

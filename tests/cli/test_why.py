@@ -65,16 +65,16 @@ def test_a_job_that_is_not_there_ends_with_one(scene: Scene) -> None:
     assert "never added" in scene.cli("why", "emails", "99", code=1)
 
 
-def test_what_became_of_it_is_told(scene: Scene) -> None:
+def test_its_outcome_is_reported(scene: Scene) -> None:
     scene.queue.add("send")
     scene.end("completed", pb="w1")
     assert scene.codes() == ["completed"]
     said = scene.cli("why", "emails", "1")
     assert said.startswith("It completed ")
-    assert said.endswith(" s ago on w1 after 0.2 s.\n")
+    assert said.endswith(" s ago on w1 after running for 0.2 s.\n")
 
 
-def test_a_failure_is_told_without_escape_codes(scene: Scene) -> None:
+def test_a_failure_is_reported_without_escape_codes(scene: Scene) -> None:
     scene.queue.add("send", attempts=5)
     scene.end("failed", failedReason="no\x1b[31m such\nthing", atm=5)
     assert scene.codes() == ["failed"]
@@ -110,7 +110,7 @@ def test_a_delay_says_why(scene: Scene) -> None:
     assert scene.codes() == ["overdue"]
 
 
-def test_doom_and_expiry_are_told(scene: Scene) -> None:
+def test_stored_failures_and_expiry_are_reported(scene: Scene) -> None:
     scene.queue.add("send")
     scene.record()
     scene.field(defa="cancelled: by ann", opts='{"expires":3600000}')
@@ -132,10 +132,12 @@ def test_what_holds_the_queue_holds_the_job(scene: Scene) -> None:
     scene.queue.pause()
     scene.admin.set(scene.keys.private("note"), encode_note("bob", scene.now_ms - 5000, "moving"))
     assert scene.codes() == ["paused"]
-    assert "by bob (moving). Resume it." in scene.cli("why", "emails", "1")
+    assert "by bob (moving). Resume it with `taskbull resume emails`." in scene.cli(
+        "why", "emails", "1"
+    )
 
 
-def test_limits_are_told(scene: Scene) -> None:
+def test_limits_are_reported(scene: Scene) -> None:
     scene.queue.add("send")
     scene.queue.add("send")
     scene.record()

@@ -105,7 +105,7 @@ def test_it_closes_when_all_that_were_tried_succeed() -> None:
     assert run(breaker, "t2", DONE, 32) is BreakerState.CLOSED
     assert breaker.state == "closed"
     assert breaker.allowed(10) == 10
-    assert run(breaker, "x", RETRIED) is None  # the count began anew
+    assert run(breaker, "x", RETRIED) is None  # The count started again.
 
 
 # CB-2 (VAL-14 without a worker)

@@ -66,7 +66,7 @@ def test_instants_survive_the_way_through_milliseconds(instant: datetime) -> Non
     assert timedelta(0) <= instant - again < timedelta(milliseconds=1)
 
 
-def test_a_naive_datetime_is_refused_and_told_why() -> None:
+def test_a_naive_datetime_is_refused_with_the_reason() -> None:
     with pytest.raises(
         ConfigurationError, match=r"eta must be a timezone-aware datetime.*time zone"
     ):

@@ -38,7 +38,7 @@ class Order:
 
 
 class CardDeclined(PermanentError):
-    """A user's own kind of an error of ours."""
+    """A user's subclass of a taskbull error."""
 
 
 class Unprintable(Exception):
@@ -74,7 +74,7 @@ def caught(function: Any, *args: Any) -> BaseException:
         (Order.DoesNotExist("no order 5"), "Order.DoesNotExist: no order 5"),
         (ValueError("😀 \0"), "ValueError: 😀 \0"),
         (ValueError("\ud800"), "ValueError: \\ud800"),
-        # A sentence of its own, and the words that Node stores.
+        # The error's message, as Node stores it.
         (PermanentError("no such card"), "no such card"),
         (UnrecoverableError("no such card"), "no such card"),
         (TransientError("busy"), "busy"),
@@ -103,7 +103,7 @@ def test_a_class_made_in_a_function_has_its_plain_name() -> None:
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("no"), SystemExit(1), KeyboardInterrupt()])
-def test_an_error_that_cannot_be_printed_is_told_all_the_same(fault: BaseException) -> None:
+def test_an_error_that_cannot_be_printed_is_reported_anyway(fault: BaseException) -> None:
     reason = reason_of(Unprintable(fault))
     assert reason.startswith("Unprintable: its message cannot be read")
     assert type(fault).__name__ in reason
@@ -119,7 +119,7 @@ def test_what_is_stored_is_bounded() -> None:
     assert len(reason_of(many)) < REASON_LIMIT + 100
 
 
-def test_a_task_for_another_event_loop_is_told_of_the_backend() -> None:
+def test_a_task_for_another_event_loop_names_the_backend() -> None:
     of_trio = caught(lambda: trio.Event().wait().send(None))
     of_asyncio = caught(lambda: asyncio.sleep(1).send(None))
     assert "--backend trio" in reason_of(of_trio)

@@ -23,7 +23,7 @@ from taskbull.core.wire.options import encode_options
 from taskbull.errors import ConfigurationError
 
 CONVERTED = {timedelta, str, int}
-"""What may be given for something else: for seconds, for a `Dedup`, and for the id of a group."""
+"""Alternative types of arguments: of seconds, of a `Dedup`, and of a group id."""
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ OTHER_THAN_DEFAULT: dict[str, Any] = {
 
 def test_each_option_of_a_job_is_stored() -> None:
     by_time = {"delay", "eta", "expires"}  # counted from the moment of adding
-    of_flows = {"on_failure"}  # by what a child says of its parent
+    of_flows = {"on_failure"}  # From the parent link of a child.
     of_groups = {"cost"}  # with a group
     assert OTHER_THAN_DEFAULT.keys() | by_time | of_flows | of_groups == set(
         JobOptions.__struct_fields__

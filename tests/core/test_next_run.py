@@ -96,6 +96,6 @@ def test_a_job_of_no_scheduler_has_no_next() -> None:
         {"every": 1000, "endDate": "soon"},
     ],
 )
-def test_a_rule_that_makes_no_sense_is_told(rule: dict[str, Any]) -> None:
+def test_a_rule_that_makes_no_sense_is_reported(rule: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         following(**rule)

@@ -92,7 +92,7 @@ def test_a_job_id_that_bullmq_takes_is_taken(job_id: str) -> None:
     assert JobOptions(job_id=job_id).job_id == job_id
 
 
-def test_an_empty_job_id_is_told_to_be_empty() -> None:
+def test_an_empty_job_id_is_reported_to_be_empty() -> None:
     with pytest.raises(ConfigurationError, match="job_id must not be empty"):
         JobOptions(job_id="")
 

@@ -34,12 +34,12 @@ def test_what_is_written_has_a_code() -> None:
     assert {kind for kind in Kind if kind.code is not None} == written
 
 
-def test_outcomes_that_are_told_as_the_same_event_have_the_same_line() -> None:
+def test_outcomes_with_the_same_event_have_the_same_line() -> None:
     lines = {(event_class_for(kind), kind.level, kind.line) for kind in Kind}
     assert len(lines) == len({event for event, _, _ in lines})
 
 
-def test_all_ends_of_jobs_are_told() -> None:
+def test_all_ends_of_jobs_are_reported() -> None:
     assert {event_class_for(kind) for kind in Kind} == set(events.Ended.__subclasses__())
 
 

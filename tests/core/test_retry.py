@@ -97,7 +97,7 @@ def test_entries_may_be_classes_and_qualified_names() -> None:
 
 
 # BACKOFF-5
-def test_without_a_default_an_error_without_an_entry_is_retried_at_once() -> None:
+def test_without_a_default_an_error_without_an_entry_is_retried_immediately() -> None:
     assert delay_after(ValueError(), job(error_backoffs=BY_ERROR)) == 0
 
 
@@ -135,14 +135,14 @@ def test_a_job_is_retried_while_attempts_remain_and_then_fails() -> None:
     assert outcome.failure.stack.startswith("ValueError: x")
 
 
-def test_a_permanent_error_fails_at_once() -> None:
+def test_a_permanent_error_fails_immediately() -> None:
     outcome = decide(PermanentError("bad address"), job(), random=half)
     assert isinstance(outcome, Fail)
     assert outcome.verdict is Verdict.PERMANENT
     assert outcome.failure.category is Category.PERMANENT
 
 
-def test_unknown_errors_fail_at_once_where_the_policy_says_so() -> None:
+def test_unknown_errors_fail_immediately_where_the_policy_says_so() -> None:
     policy = RetryPolicy(unknown_errors="fail")
     outcome = decide(ValueError("x"), job(), policy, random=half)
     assert isinstance(outcome, Fail)

@@ -234,7 +234,7 @@ def test_a_queue_that_stands_still_does_not_grow() -> None:
     assert queue(counts={"waiting": 4}, completed=still, arrivals=2.0, finishes=0.0).seconds_left
 
 
-def test_nobody_is_not_said_where_the_server_does_not_tell() -> None:
+def test_unknown_workers_are_not_reported_as_none() -> None:
     assert find_trouble(queue(records=[], connected=None, counts={"waiting": 9})) == []
 
 

@@ -55,7 +55,7 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
             started=at(seconds=12.2),
             worker="web1-812",
         ),
-        "It completed 12 s ago on web1-812 after 0.2 s.",
+        "It completed 12 s ago on web1-812 after running for 0.2 s.",
     ),
     "failed": (
         job(
@@ -146,7 +146,7 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
     ),
     "paused": (
         job(queue(paused=True, note=PauseNote("bob", ms(at(hours=3)), "migration"))),
-        "The queue has been paused for 3 h by bob (migration). Resume it.",
+        "The queue was paused 3 h ago by bob (migration). Resume it with `taskbull resume emails`.",
     ),
     "no_worker": (
         job(queue(records=[], connected=[], last_seen=at(minutes=14))),
@@ -297,7 +297,7 @@ VARIANTS: list[tuple[JobFacts, str]] = [
             "connections. Start one with `taskbull worker`."
         ),
     ),
-    (job(queue(paused=True)), "The queue is paused. Resume it."),
+    (job(queue(paused=True)), "The queue is paused. Resume it with `taskbull resume emails`."),
     (
         job(queue(rate_max=1, started=MAX_SAFE_INTEGER, limited_for=4.0)),
         "The queue is rate-limited manually; the next job can start in 4 s.",
@@ -377,7 +377,7 @@ def test_a_job_that_has_ended_has_one_reason() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"connected": ["web1-812", ""]},  # Node's, of which nothing is known
+        {"connected": ["web1-812", ""]},  # A Node worker without a record.
         {"records": [WorkerRecord(id="web1-812")]},  # takes any task
         {"records": [WorkerRecord(id="web1-812", tasks=["a"], tasks_left_out=9)]},
     ],
@@ -388,7 +388,10 @@ def test_a_task_is_unknown_only_if_nobody_can_know_it(other: dict[str, Any]) -> 
 
 def test_it_is_one_paragraph_and_json() -> None:
     found = explain(job(queue(paused=True), before=2))
-    assert found.text == "The queue is paused. Resume it. Also: 2 jobs are ahead of it."
+    assert found.text == (
+        "The queue is paused. Resume it with `taskbull resume emails`. "
+        "Also: 2 jobs are ahead of it."
+    )
     told = json.loads(json.dumps(found.describe()))
     assert (told["queue"], told["id"], told["state"]) == ("emails", "42", "waiting")
     assert [reason["code"] for reason in told["reasons"]] == ["paused", "behind"]

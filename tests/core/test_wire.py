@@ -140,7 +140,7 @@ def test_the_context_of_a_span_travels_as_tm() -> None:
     assert opts(PLAIN) == {"attempts": 3}
 
 
-def test_options_are_encoded_anew_after_many_others() -> None:
+def test_options_are_encoded_again_after_many_others() -> None:
     many = [JobOptions(job_id=f"job-{number}") for number in range(600)]
     for _ in range(2):
         assert [opts(options)["jobId"] for options in many] == [o.job_id for o in many]
@@ -358,7 +358,7 @@ def test_a_field_that_cannot_be_read_is_named_and_nothing_raises(field: str, val
 
 
 @pytest.mark.parametrize("data", [b"{", b"", b'"\xff"', b"[" * 100_000])
-def test_corrupt_data_is_told_when_it_is_asked_for(data: bytes) -> None:
+def test_corrupt_data_is_reported_when_it_is_asked_for(data: bytes) -> None:
     job = decode_job(b"42", {b"data": data, b"progress": data})
     assert job.corrupt is None
     with pytest.raises(CorruptJob, match="Cannot read field 'data' of job '42'"):

@@ -18,7 +18,7 @@ from taskbull.dashboard import Dashboard
 
 
 class Answer:
-    """What a browser gets, and the way to go away."""
+    """A browser's response, and a way to disconnect."""
 
     def __init__(self, received: MemoryObjectReceiveStream[Any]) -> None:
         self._received = received
@@ -55,7 +55,7 @@ async def app(scope, receive, send):
 def mounted(
     folder: Path, url: str, prefix: str, seconds: float = 0.5
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run an app that has the dashboard at /jobs/, by uvicorn as anybody would start it."""
+    """Run an app with the dashboard at /jobs/ under uvicorn, as users do."""
     (folder / "host_app.py").write_text(_HOST_APP.format(url=url, prefix=prefix, seconds=seconds))
     process = subprocess.Popen(
         [sys.executable, "-m", "uvicorn", "host_app:app", "--port", "0", "--app-dir", str(folder)],

@@ -75,7 +75,7 @@ def served(*options: str, **environment: str) -> Iterator[str]:
 
 
 class Watch:
-    """What the browser complained about, and where it went."""
+    """The browser's errors, and the addresses that it requested."""
 
     def __init__(self, context: BrowserContext, base: str) -> None:
         self._base = base

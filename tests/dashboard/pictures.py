@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "images"
 FONTS: Final = FOLDER / "fonts.json"
-"""How wide some words were in the fonts of the pictures: where they differ, so do all pictures."""
+"""Widths of some words in the fonts of the screenshots. With other fonts, all of them differ."""
 
 MOST: Final = 0.012
 """The share of pixels that may differ: times pass, and minutes begin elsewhere in the hour."""
@@ -53,7 +53,7 @@ _VISIBLE = 48
 
 
 class Compared(Struct, frozen=True):
-    """How two pictures differ."""
+    """Differences between two screenshots."""
 
     sizes: list[tuple[int, int]]
     share: float

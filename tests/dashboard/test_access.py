@@ -40,7 +40,7 @@ async def test_a_browser_on_this_machine_is_served(dashboard: Dashboard, peer: s
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.5", "::ffff:10.0.0.5", "fe80::1", "", "unix"])
-async def test_another_machine_is_told_how_to_be_let_in(dashboard: Dashboard, peer: str) -> None:
+async def test_another_machine_sees_how_to_get_access(dashboard: Dashboard, peer: str) -> None:
     answer = await Visitor(dashboard, peer).get("")
     assert answer.status_code == 403
     assert "access=" in answer.text

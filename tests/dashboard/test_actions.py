@@ -119,7 +119,7 @@ async def took_back(visitor: Visitor, page: str) -> str:
 
 
 async def notice(visitor: Visitor, action: str, **fields: Any) -> str:
-    """Do it, and return the page that tells of it."""
+    """Run the action, and return the page with its result."""
     answer = await visitor.act(action, q="emails", back="queue?q=emails", **fields)
     assert answer.status_code == 303
     return (await visitor.get(answer.headers["location"])).text
@@ -289,7 +289,7 @@ async def test_an_edited_job_keeps_its_options_and_when_it_is_due(
     assert admin.zscore(emails.keys.delayed, new.id) // 4096 == due // 4096
 
 
-async def test_a_running_original_is_told_and_nothing_is_added(
+async def test_a_running_original_is_reported_and_nothing_is_added(
     visitor: Visitor, emails: SyncQueue, admin: Any
 ) -> None:
     emails.add("send")

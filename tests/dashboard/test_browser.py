@@ -472,7 +472,7 @@ def test_a_page_looks_as_in_the_documentation(
 
 
 @pytest.mark.full
-def test_pictures_that_differ_are_told_apart(browser: Browser) -> None:
+def test_different_screenshots_are_detected(browser: Browser) -> None:
     first, other = FOLDER / "errors-light-1440.png", FOLDER / "job-light-1440.png"
     assert compare(browser, first.read_bytes(), first.read_bytes()).share == 0
     assert compare(browser, first.read_bytes(), other.read_bytes()).share > MOST

@@ -29,7 +29,7 @@ from tests.servers.cluster import Cluster, Node
 from tests.servers.waiting import wait_until
 
 CALL_TIMEOUT = 3.0
-"""Seconds for which the dead node is waited for."""
+"""Seconds to wait for the dead node."""
 
 
 class Scene:
@@ -126,7 +126,7 @@ async def test_pages_show_the_queues_of_living_nodes(scene: Scene, how: str) -> 
         dead = await visitor.get(f"queue?q={scene.dead[0]}")
         assert dead.status_code == 503, dead.text
     assert await shown_by(old) == everything
-    # Whoever comes later knows the names from the node that has them, if it is up.
+    # Later visitors get the names from the node that stores them, if it is up.
     known = everything if scene.names_on == "living" else dict.fromkeys(scene.alive, False)
     assert await shown_by(new) == known
 

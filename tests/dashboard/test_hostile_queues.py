@@ -44,7 +44,7 @@ def server(shared_servers: SharedServers) -> Reachable:
 
 
 def shapes() -> Iterator[tuple[str, Write]]:
-    """Return what any client of Redis may write below the keys of a queue of its own."""
+    """Return malformed data that any Redis client may write into its own queue."""
     now = int(time.time() * 1000)
     hour = now // 3_600_000
     for suffix in SUFFIXES:
@@ -132,7 +132,7 @@ def shapes() -> Iterator[tuple[str, Write]]:
 
 
 def seed(admin: Any, prefix: str) -> list[str]:
-    """Write each shape below a queue of its own; return the queues' names."""
+    """Write each shape into a separate queue. Return the queues' names."""
     names: list[str] = []
     for name, write in shapes():
         names.append(name.replace(":", "-"))

@@ -100,7 +100,7 @@ async def test_what_cannot_be_downloaded_is_said_so(
 async def test_earlier_attempts_have_their_times(
     server: Reachable, prefix: str, visitor: Visitor, admin: Any
 ) -> None:
-    """A real worker tries three times; what the events tell is shown, with where it comes from."""
+    """A real worker makes three attempts. The page shows them, with the source of the times."""
     app = App("shop", redis=server.url, prefix=prefix)
     tries = 0
 

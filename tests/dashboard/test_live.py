@@ -111,7 +111,7 @@ async def test_a_list_whose_last_row_is_gone_says_so(
         assert "No " in changed["lists"][name]["items"][f"{name}-empty"]
 
 
-async def test_a_stream_tells_that_redis_is_away_and_goes_on_when_it_is_back(
+async def test_a_stream_reports_that_redis_is_unavailable_and_continues_when_it_is_back(
     private_server: PrivateServers, prefix: str
 ) -> None:
     process = private_server()

@@ -12,8 +12,11 @@ import pytest
 from fastapi import FastAPI
 
 from taskbull import App, Cron, Every, Server, SyncQueue
+from taskbull.core.queue_health import RedisNode
 from taskbull.core.schedule import Rule
 from taskbull.dashboard import Dashboard
+from taskbull.dashboard.html import render
+from taskbull.dashboard.pages.redis import redis_line
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.dashboard.seeding import complete, fail, run
 from tests.servers.kinds import PrivateServers, Reachable
@@ -192,7 +195,7 @@ async def test_a_flow_is_a_tree(visitor: Visitor, server: Reachable, prefix: str
     app.close()
 
 
-async def test_schedules_are_told_in_words(
+async def test_schedules_are_reported_in_words(
     visitor: Visitor, make_queue: MakeQueue, admin: Any
 ) -> None:
     reports = make_queue("reports")
@@ -323,7 +326,7 @@ async def test_it_is_mounted_in_litestar(
     assert asked.status_code == 200
 
 
-async def test_while_redis_is_away_the_last_sample_stays_and_then_goes_on(
+async def test_while_redis_is_away_the_last_sample_stays_and_then_continues(
     private_server: PrivateServers, prefix: str
 ) -> None:
     process = private_server()
@@ -378,7 +381,7 @@ async def test_text_is_searched_in_steps_that_say_how_far_they_came(
     assert (await visitor.post("search", {"text": "x" * 600})).status_code == 400
 
 
-async def test_a_search_goes_on_where_it_stopped(
+async def test_a_search_continues_where_it_stopped(
     visitor: Visitor, make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskbull.dashboard.pages.search._STEP", 100)
@@ -422,7 +425,7 @@ async def test_a_schedule_tells_how_its_last_run_ended(
 async def test_errors_that_retries_hide_are_shown(
     visitor: Visitor, make_queue: MakeQueue, admin: Any
 ) -> None:
-    """Also those of Node's jobs, which nobody counts: what is stored of them tells."""
+    """Includes Node's jobs without metrics, which are counted from the stored jobs."""
     emails = make_queue("emails")
     emails.add_bulk([("send", {}, {"delay": 3600})] * 130)
     stack = json.dumps(["ConnectionError: 10.0.0.1 refused\n    at send (/app/mail.js:3:1)"])
@@ -434,3 +437,12 @@ async def test_errors_that_retries_hide_are_shown(
     assert "from a sample of 130 waiting, running or delayed jobs" in read
     assert "120 – ConnectionError: <…> refused example:" in read
     assert "No failed jobs." in read
+
+
+def test_the_number_of_clients_agrees_with_its_noun() -> None:
+    def shown(clients: str) -> str:
+        return render(redis_line([RedisNode("a", 1, info={"connected_clients": clients})]))
+
+    assert "· 1 client <" in shown("1")
+    assert "· 2 clients <" in shown("2")
+    assert "client" not in shown("")

@@ -107,7 +107,7 @@ async def test_a_search_ends_with_its_browser(dashboard: Dashboard, make_queue: 
     assert "</html>" not in search.page
 
 
-async def test_a_search_that_breaks_off_says_so_and_can_go_on(
+async def test_a_search_that_breaks_off_says_so_and_can_continue(
     dashboard: Dashboard, make_queue: MakeQueue, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_queue("emails").add_bulk(

@@ -23,7 +23,7 @@ def test_each_task_has_its_figures() -> None:
     rows += [row("render", 500)] * 5
     found = figures_of(rows)
     send, render = found.tasks
-    assert (found.looked_at, send.name, send.share, send.failed) == (25, "send", 0.8, 0.05)
+    assert (found.examined, send.name, send.share, send.failed) == (25, "send", 0.8, 0.05)
     assert (send.waited, send.took, send.took_long) == (2.0, 1.1, 9.0)
     assert (render.name, render.took, render.failed) == ("render", 0.5, 0.0)
 

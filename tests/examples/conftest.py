@@ -24,7 +24,7 @@ def on_server(tmp_path: Path, private_server: PrivateServers) -> OpenExample:
 
 @pytest.fixture
 def embedded_only(tmp_path: Path) -> Iterator[OpenExample]:
-    """Copy an example; it runs without being told of a server."""
+    """Copy an example, and run it without a server's address."""
     yield lambda name: copy_of(name, tmp_path, None)
     embedded.stop(tmp_path / ".taskbull")
 
@@ -33,8 +33,8 @@ def embedded_only(tmp_path: Path) -> Iterator[OpenExample]:
 def in_a_clone() -> Iterator[OpenExample]:
     """Copy an example to a folder of a project; it runs without being told of a server.
 
-    Its path is short: the embedded server's socket is elsewhere where that would be too long, and
-    Node does not look there.
+    The path is short. With a long path, the embedded server's socket would be elsewhere, where
+    Node does not find it.
     """
     with TemporaryDirectory(prefix="taskbull-") as name:
         clone = Path(name)

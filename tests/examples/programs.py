@@ -19,7 +19,7 @@ _OF_THE_DEVELOPER = {"TASKBULL_APP", "TASKBULL_REDIS_URL", "REDIS_URL", "DJANGO_
 
 
 class JobEnvironment:
-    """A copy of one example, and where its Redis is; None: the embedded one in the folder."""
+    """A copy of one example, and the address of its Redis, or None for the embedded one."""
 
     def __init__(self, folder: Path, url: str | None) -> None:
         self.folder = folder

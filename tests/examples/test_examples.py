@@ -89,7 +89,7 @@ def test_a_report_is_scheduled_every_night(embedded_only: OpenExample) -> None:
 @pytest.mark.full
 def test_a_flow_fans_out_over_a_thousand_pages(embedded_only: OpenExample) -> None:
     said = embedded_only("fan_out.py").python("fan_out.py").run().splitlines()
-    early = said.pop(2)  # how many pages were counted by then depends on the moment
+    early = said.pop(2)  # The number of pages counted by then varies.
     assert re.fullmatch(r"continue: \d+ pages counted, 1 known to have failed", early)
     assert said == [
         "fail: the summary failed, because a child did",

@@ -13,7 +13,7 @@ from tests.interop.node import HERE, Version
 
 
 def install(place: JobEnvironment, version: Version) -> JobEnvironment:
-    """Do as `npm install` does, with what the comparison with BullMQ has installed."""
+    """Do the same as `npm install`, with the packages of the comparison with BullMQ."""
     require_node_modules()
     modules = place.folder / "node_modules"
     modules.mkdir()

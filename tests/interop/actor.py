@@ -21,7 +21,7 @@ TOKEN = "token"
 
 
 class ManualWorker(Protocol):
-    """A worker that does one step when told to, and nothing by itself."""
+    """A worker that runs single steps on request."""
 
     def take(self, token: str = TOKEN) -> str | None:
         """Fetch the next job without waiting; give its id."""
@@ -70,7 +70,7 @@ class Running(Protocol):
         """Wait for active, completed, failed, progress, stalled or error; give its fields."""
 
     def release(self, job_id: str, value: Any = UNDEFINED) -> None:
-        """Let a job go on that is in the step `wait`."""
+        """Release a job from the step `wait`."""
 
 
 class Listener(Protocol):

@@ -74,7 +74,7 @@ def solo(node: Node, interop_url: str) -> Iterator[Solo]:
 
 @pytest.fixture
 def new_actor(node: Node, redis: Redis, prefix: str) -> Iterator[MakeActor]:
-    """Make Node actors, each at the queue `q` of a prefix of its own."""
+    """Create Node actors, each with the queue `q` of its own prefix."""
     used: list[NodeActor] = []
 
     fresh = (f"{prefix}-{n:03}" for n in itertools.count())

@@ -22,7 +22,7 @@ class OurListener:
         self._arrived: queue.SimpleQueue[QueueEvent] = queue.SimpleQueue()
 
     async def follow(self, followed: Queue) -> None:
-        """Read for ever."""
+        """Read until the listener is closed."""
         async for event in followed.events("0-0"):
             self._arrived.put(event)
 

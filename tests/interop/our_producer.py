@@ -89,7 +89,7 @@ def encode(job: Options, now_ms: int) -> EncodedJob:
     stored["attempts"] = opts.get("attempts", 0)  # Node writes 0 where nothing was said
     stored |= {name: value for name, value in opts.items() if name in {"lifo", "delay", "priority"}}
     if "deduplication" in opts:
-        stored["de"] = opts["deduplication"]  # a False that was given is stored, too
+        stored["de"] = opts["deduplication"]  # An explicit False is stored as well.
     stored |= _extra(opts)
     return replace(encoded, options=json.dumps(stored).encode(), parent=_parent(opts))
 

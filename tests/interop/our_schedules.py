@@ -23,7 +23,7 @@ from tests.interop.our_producer import options_of, stored_options
 def upsert(
     keys: QueueKeys, scheduler_id: str, repeat: Options, template: Options | None, now_ms: int
 ) -> Call[Upserted]:
-    """Return the call that writes a schedule; `Refused` where BullMQ refuses it, too."""
+    """Return the call that writes a schedule. Raises `Refused` if BullMQ refuses it as well."""
     template = template or {}
     opts = template.get("opts") or {}
     try:
@@ -55,7 +55,7 @@ def _instant(repeat: Options, name: str) -> Any:
 
 
 def _as_told(encoded: EncodedSchedule, repeat: Options, opts: Options) -> EncodedSchedule:
-    """Leave out what we write and Node does not: the zone, and options that nobody gave."""
+    """Remove what only taskbull writes: the zone, and default options."""
     fields = dict(encoded.fields)
     stored: dict[str, Any] = json.loads(encoded.options)
     rule = stored["repeat"]

@@ -1,8 +1,8 @@
 """Case 65: pausing while BullMQ 5, BullMQ 6 and taskbull share a queue.
 
 BullMQ 5 parks jobs by renaming a list, 6 leaves them where they are; when both are at work on one
-queue, a rename can overwrite jobs. A third implementation stands in for either: with it, a
-sequence must not lose a job that it does not lose without it.
+queue, a rename can overwrite jobs. A third implementation may replace either: then a
+sequence must not lose more jobs than without it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Runner(Protocol):
 
 
 class SyncRunner:
-    """Runs calls by the sync store; the loop for what is async is asyncio's."""
+    """Runs calls with the sync store, and async code on asyncio."""
 
     def __init__(self, url: str, portal: BlockingPortal, store: SyncStore) -> None:
         self.url = url

@@ -93,7 +93,7 @@ class TaskbullActor(NodeActor):
         return f"taskbull with {super().label}"
 
     def run(self, request: Request[T]) -> T:
-        """Run one call; what it refuses is told as BullMQ would."""
+        """Run one call, and raise its errors in BullMQ's form."""
         raw = self.runner.run(structs.replace(request, parse=lambda reply: reply))
         try:
             return request.parse(raw)

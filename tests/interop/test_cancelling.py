@@ -63,7 +63,7 @@ def both(
     queue.close()
 
 
-def test_a_job_in_nodes_hands_goes_on_and_its_value_counts(both: Both) -> None:
+def test_a_job_in_nodes_hands_continues_and_its_value_counts(both: Both) -> None:
     with both.node.running({"*": [[["wait", None]]]}) as worker:
         job = both.node.add("n")
         worker.wait_for("active", jobId=job)
@@ -223,7 +223,7 @@ class Told(Struct, frozen=True):
     place: bytes
 
 
-async def test_a_job_that_is_cancelled_at_any_instant_ends_once_and_as_was_told(
+async def test_a_job_cancelled_at_any_time_finishes_once_and_as_reported(
     node: Node,
     redis: Redis,
     interop_url: str,

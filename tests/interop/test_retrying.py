@@ -49,7 +49,7 @@ def stored(redis: Redis, queue: SyncQueue, job_id: str) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_job_retried_anew_is_as_node_leaves_it_and_has_all_its_attempts(
+def test_a_job_retried_again_is_as_node_leaves_it_and_has_all_its_attempts(
     node_6: NodeActor, queue: SyncQueue, redis: Redis, way: str
 ) -> None:
     theirs, ours = (node_6.add("n", {}, {"attempts": 2}) for _ in range(2))

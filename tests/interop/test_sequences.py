@@ -22,7 +22,7 @@ from tests.selection import FULL
 pytestmark = pytest.mark.full  # BullMQ alone, without taskbull.
 
 EXAMPLES = int(os.environ.get("TASKBULL_SEQUENCES", "20" if FULL else "4"))
-"""How many sequences per test; with a larger number they are new in every run."""
+"""Number of sequences per test. A larger number uses new ones in every run."""
 
 RANDOM = settings(
     max_examples=EXAMPLES,
@@ -33,7 +33,7 @@ RANDOM = settings(
 
 
 class SequencePlayer:
-    """Plays sequences, each on a prefix of its own."""
+    """Runs sequences, each on its own prefix."""
 
     def __init__(self, node: Node, redis: Redis, prefix: str) -> None:
         self._node = node

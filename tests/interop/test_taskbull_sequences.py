@@ -37,7 +37,7 @@ SEED = int(os.environ.get("TASKBULL_SEQUENCE_SEED", "20261116"))
 
 
 class SequencePlayer:
-    """Plays sequences, each on a prefix of its own."""
+    """Runs sequences, each on its own prefix."""
 
     def __init__(self, node: Node, redis: Redis, runner: Runner, prefix: str) -> None:
         self._node = node

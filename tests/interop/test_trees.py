@@ -55,7 +55,7 @@ def flow(prefix: str) -> dict[str, Any]:
 
 
 def ids(tree: JobTree | None) -> Any:
-    """Return a tree as the driver tells Node's: one that was removed is None there."""
+    """Return a tree in the form of the driver for Node, where a removed job is None."""
     if tree is None or tree.removed:
         return None
     return {"id": tree.job.id, "children": [ids(child) for child in tree.children]}

@@ -1,4 +1,4 @@
 """Fault injection for all of taskbull: real processes, real faults, and an independent ledger.
 
-`nox -s nemesis` runs it; README.md tells what it does and how to read a violation.
+`nox -s nemesis` runs it. README.md describes the faults, and how to read a violation.
 """

@@ -19,7 +19,7 @@ QUICK_FAULTS = (
 
 @pytest.mark.parametrize(("seed", "faults"), list(enumerate(QUICK_FAULTS, 1)))
 @pytest.mark.full
-def test_nothing_is_lost_doubled_or_told_wrongly(seed: int, faults: tuple[str, ...]) -> None:
+def test_nothing_is_lost_duplicated_or_misreported(seed: int, faults: tuple[str, ...]) -> None:
     script = Script(
         seed=seed,
         seconds=3.0,

@@ -238,7 +238,7 @@ def test_what_a_fault_explains_is_no_violation() -> None:
     assert story.broken_rules() == set()
 
 
-def test_a_killed_worker_need_not_have_told() -> None:
+def test_a_killed_worker_may_have_emitted_no_event() -> None:
     story = Story()
     story.forget(Told)
     story.note(Fault, 2.0, name="kill", target=WORKER, began=START)

@@ -44,7 +44,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
-    """What a meter provider collects; during the test there is one."""
+    """Metrics of the meter provider that is installed during the test."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     monkeypatch.setattr(metrics_api, "_METER_PROVIDER", provider)

@@ -46,7 +46,7 @@ def expressions() -> list[str]:
 
 
 async def real_scrape(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> Scrape:
-    """Scrape a worker of which everything can be seen."""
+    """Scrape a worker that has every metric."""
     monkeypatch.setattr(records, "CHECK_INTERVAL", 0.02)
     release = Event()
 
@@ -95,7 +95,7 @@ async def test_what_is_shown_and_watched_is_there(
         for grouped in re.findall(r"by \(([^)]*)\)", query):
             known = set().union(*(labels[name] for name, _ in _NAMED.findall(query)))
             assert set(grouped.split(", ")) <= known | {"instance"}
-    # And what there is to see is shown.
+    # Every metric is shown.
     bases = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in shown}
     assert bases == {metric.name for metric in ALL}
     assert "active" in found.label("bullmq_queue_length", "state")

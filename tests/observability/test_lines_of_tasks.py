@@ -53,7 +53,7 @@ def of_a_thread(job: Any) -> None:
     log.info("at work on %s", job.id)
 
 
-# users-5: with ten at once nobody could tell whose line is whose.
+# users-5: with ten concurrent jobs, lines could not be assigned to jobs.
 @pytest.mark.parametrize("handler", [of_a_coroutine, of_a_thread])
 async def test_a_line_of_a_task_names_its_job(
     bed: WorkerBed, stream: io.StringIO, handler: Any
@@ -142,9 +142,9 @@ def _app(bed: WorkerBed) -> App:
     return app
 
 
-# users-5: the log had no traceback at all, and what was stored had four frames of ours.
+# users-5: the log had no traceback, and the stored one had four frames of taskbull.
 @pytest.mark.parametrize("name", ["in_a_thread", "in_the_loop"])
-async def test_a_failure_is_told_with_its_type_and_where_it_happened(
+async def test_a_failure_is_reported_with_its_type_and_where_it_happened(
     bed: WorkerBed, stream: io.StringIO, name: str
 ) -> None:
     set_up(stream, "json")
@@ -281,7 +281,7 @@ async def test_names_and_ids_of_others_are_cut(bed: WorkerBed, stream: io.String
 
 
 # G10
-def test_a_retry_without_backoff_runs_again_at_once(stream: io.StringIO, retried: Any) -> None:
+def test_a_retry_without_backoff_runs_again_immediately(stream: io.StringIO, retried: Any) -> None:
     set_up(stream, "text")
     write = LogLines()
     write(retried(0.0))

@@ -111,7 +111,7 @@ def test_the_names_are_those_that_were_asked_for() -> None:
     assert REQUIRED.items() <= {metric.name: metric.labels for metric in ALL}.items()
 
 
-async def test_what_becomes_of_jobs_is_counted(bed: WorkerBed) -> None:
+async def test_outcomes_of_jobs_are_counted(bed: WorkerBed) -> None:
     async def handler(job: Any) -> None:
         match job.name, job.attempt:
             case "flaky", 1:
@@ -158,7 +158,7 @@ async def test_what_becomes_of_jobs_is_counted(bed: WorkerBed) -> None:
 
 
 # users-3: metrics had no task label. Names of unknown tasks must not create unlimited series.
-async def test_tasks_are_told_apart_and_the_names_of_others_are_not(bed: WorkerBed) -> None:
+async def test_tasks_have_separate_metrics_but_unknown_names_do_not(bed: WorkerBed) -> None:
     app = App("shop", redis=bed.url, prefix=bed.prefix, queue="q", attempts=1)
 
     @app.task

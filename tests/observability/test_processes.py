@@ -65,7 +65,7 @@ def processed(found: Scrape, queue: str, status: str) -> float:
 
 
 class Trouble:
-    """What two processes go through, and what is seen of it at their one endpoint."""
+    """Events of two processes, as seen at their common endpoint."""
 
     def __init__(self, url: str, server_url: str) -> None:
         self.url = url
@@ -131,7 +131,7 @@ class Trouble:
         assert found.value("bullmq_circuit_breaker_opened_total", queue="guarded") == 2
 
     def kill_one(self) -> None:
-        """What it has counted stays, what it was is gone, and its successor counts on."""
+        """Its counters stay, its gauges are gone, and its successor continues the counters."""
         victim = min(self.pids)
         os.kill(victim, signal.SIGKILL)
         self.await_workers(without=victim)

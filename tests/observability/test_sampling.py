@@ -36,7 +36,7 @@ def carrier(flags: str, **more: str) -> str:
 
 
 class Own(Sampler):
-    """A sampler of somebody's own, whatever it says of itself."""
+    """A custom sampler with any description."""
 
     def should_sample(self, *args: Any, **more: Any) -> SamplingResult:
         return ALWAYS_ON.should_sample(*args, **more)
@@ -128,7 +128,7 @@ async def test_what_an_unsampled_job_does_is_not_sampled_and_in_one_trace(
     assert {one.is_valid for one in seen} == {True}
     assert {one.trace_flags.sampled for one in seen} == {False}
     assert len({one.trace_id for one in seen}) == 1
-    assert seen[0] == seen[2] != seen[3] == seen[5]  # each attempt has a span of its own
+    assert seen[0] == seen[2] != seen[3] == seen[5]  # Each attempt has its own span.
     assert exporter.get_finished_spans() == ()
     if telemetry is not None:
         assert f"{seen[0].trace_id:032x}" == TRACE

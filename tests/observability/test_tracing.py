@@ -31,14 +31,14 @@ SECRET = "the-secret-argument"
 
 
 def ids(span: ReadableSpan) -> tuple[str, str, str | None]:
-    """Give the ids of a span's trace, of itself, and of its parent, as they stand in a header."""
+    """Return the ids of a span's trace, of the span and of its parent, in header form."""
     assert span.context is not None
     parent = None if span.parent is None else f"{span.parent.span_id:016x}"
     return f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}", parent
 
 
 def header_of(span: ReadableSpan) -> str:
-    """Give a span's context as it stands in a header."""
+    """Return a span's context in header form."""
     assert span.context is not None
     trace_id, span_id, _ = ids(span)
     return f"00-{trace_id}-{span_id}-{span.context.trace_flags:02x}"
@@ -302,7 +302,7 @@ async def test_a_job_without_a_context_begins_a_trace(
 ) -> None:
     job = await bed.queue.add("work")
     bed.admin.hset(bed.keys.job(job.id), "opts", json.dumps(options))
-    # Not even whoever starts the worker is its parent.
+    # Not even the caller that starts the worker is its parent.
     with trace.get_tracer("test").start_as_current_span("main"):
         async with bed.worker(echo).running():
             await bed.record.wait_for(events.Completed)
@@ -310,7 +310,7 @@ async def test_a_job_without_a_context_begins_a_trace(
     assert processed.parent is None
 
 
-async def test_a_trace_that_is_not_sampled_goes_on_unsampled(
+async def test_a_trace_that_is_not_sampled_continues_unsampled(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider(ALWAYS_OFF))

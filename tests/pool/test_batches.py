@@ -199,7 +199,7 @@ async def test_a_job_that_is_cancelled_alone_leaves_its_neighbour_alone(bed: Poo
         assert worker.pids == pids
 
 
-async def test_the_process_is_told_which_of_its_jobs_was_cancelled(bed: PoolBed) -> None:
+async def test_the_process_is_notified_of_a_cancelled_job(bed: PoolBed) -> None:
     async with bed.working(process_pool=1) as worker:
         pids = worker.pids
         first, second = await added(bed, "act", "watch_others", "nothing")
@@ -214,9 +214,7 @@ async def test_the_process_is_told_which_of_its_jobs_was_cancelled(bed: PoolBed)
 
 
 @pytest.mark.full
-async def test_the_process_is_told_which_of_its_jobs_has_lost_its_lock(
-    bed: PoolBed, admin: redis.Redis
-) -> None:
+async def test_the_process_is_notified_of_a_lost_lock(bed: PoolBed, admin: redis.Redis) -> None:
     async with bed.working(process_pool=1, lock_duration=30, heartbeat_interval=0.2) as worker:
         pids = worker.pids
         first, second = await added(bed, "act", "watch_locks", "nothing")
@@ -228,7 +226,7 @@ async def test_the_process_is_told_which_of_its_jobs_has_lost_its_lock(
         assert worker.pids == pids
 
 
-async def test_a_process_is_told_also_what_was_cancelled_before_it_had_the_call(
+async def test_a_process_learns_of_cancellations_before_its_call(
     bed: PoolBed,
 ) -> None:
     async with bed.working(process_pool=1):

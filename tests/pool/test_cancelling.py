@@ -43,7 +43,7 @@ async def test_the_function_learns_that_its_job_was_cancelled(bed: PoolBed) -> N
 
 
 @pytest.mark.full
-async def test_at_a_timeout_nobody_is_told_of_a_cancellation(bed: PoolBed) -> None:
+async def test_a_timeout_is_not_reported_as_a_cancellation(bed: PoolBed) -> None:
     async with bed.working(process_pool=1):
         await bed.ended("hang", "told")
     assert (bed.folder / "told").read_text() == "[False, False]"

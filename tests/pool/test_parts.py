@@ -93,7 +93,7 @@ def test_messages_come_through_in_whatever_pieces(texts: list[str], cuts: list[i
 
 
 @pytest.mark.parametrize("garbage", [b"GARBAGE-", b"\0\0\0\5hello!!", MARK + b"\xff" * 4])
-def test_what_is_not_a_message_is_refused_at_once(garbage: bytes) -> None:
+def test_what_is_not_a_message_is_refused_immediately(garbage: bytes) -> None:
     with Wire() as wire, pytest.raises(BadFrame, match="is not the start of a message"):
         wire.receive(garbage)
 

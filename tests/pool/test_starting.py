@@ -227,7 +227,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.full
-def test_a_program_that_is_not_guarded_is_told_so(
+def test_a_program_without_a_main_guard_gets_an_error(
     write_app: Callable[[str], str], tmp_path: Path
 ) -> None:
     module = write_app("\napp.run(burst=True, process_pool=1)\n").partition(":")[0]

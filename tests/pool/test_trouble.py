@@ -52,7 +52,7 @@ async def test_data_that_redis_does_not_take_costs_no_attempt(
         assert (await handle.ainfo()).attempts_made == 1
 
 
-async def test_a_job_that_lost_its_lock_is_told_when_it_writes(
+async def test_a_job_that_lost_its_lock_is_reported_when_it_writes(
     make_bed: Callable[[str], PoolBed], admin: redis.Redis
 ) -> None:
     bed = make_bed(WRITING)

@@ -207,7 +207,7 @@ async def test_data_that_is_not_json_is_refused(queue: Both) -> None:
 
 async def test_a_first_one_that_begins_meanwhile_stays(queue: Both, admin: Any) -> None:
     job = await queue.add("send")
-    admin.set(queue.keys.lock(job.id), "token")  # taken, but nobody has seen it move
+    admin.set(queue.keys.lock(job.id), "token")  # Fetched, but no client has seen it move.
     done: Readded = await queue.readd(job.id, {}, remove=True)
     assert "it is running" in done.kept
     assert (await queue.counts())["waiting"] == 2

@@ -52,7 +52,7 @@ async def test_events_have_bullmqs_names_and_fields(server: Reachable, prefix: s
     assert int(events[3].fields["delay"]) > 1_700_000_000_000
 
 
-# users-3: what a job told of its progress was JSON in a field.
+# users-3: the progress of a job was JSON in a field.
 def test_progress_and_results_are_decoded() -> None:
     def event(name: str, **fields: str) -> QueueEvent:
         return QueueEvent("1-0", name, "1", fields)
@@ -86,7 +86,7 @@ def blocked_readers(admin: Any) -> int:
     return sum("b" in client["flags"] for client in admin.client_list())
 
 
-async def test_a_reader_goes_on_where_it_was(server: Reachable, prefix: str) -> None:
+async def test_a_reader_continues_where_it_was(server: Reachable, prefix: str) -> None:
     queue = Queue("q", redis=server.url, prefix=prefix)
     await queue.add_bulk([("job", {})] * 3)
     with fail_after(LIMIT):

@@ -165,7 +165,7 @@ async def test_levels_and_jobs_are_limited_and_that_is_said(queue: Both, family:
     assert (await queue.flow("top", limit=1)).more == 700
 
 
-async def test_a_job_that_is_its_own_ancestor_does_not_go_on_for_ever(
+async def test_a_job_that_is_its_own_ancestor_does_not_continue_forever(
     queue: Both, family: Family
 ) -> None:
     family.job("top", "waiting-children")

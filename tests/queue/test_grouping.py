@@ -296,7 +296,7 @@ async def test_who_is_cancelled_after_it_was_sent_leaves_the_others_theirs(
     assert {"before", "job-2", "job-3", "job-4"} <= set(found)
 
 
-async def test_each_is_told_of_its_own_job_and_may_send_it_again(
+async def test_each_caller_gets_the_error_of_its_own_job_and_can_resend_it(
     proxy: Proxy, admin: Any, prefix: str
 ) -> None:
     proxy.refuse()

@@ -35,10 +35,10 @@ async def seed(emails: Queue, admin: Any, count: int = 120) -> None:
 
 
 async def act(action: Any, fingerprint: str, **more: Any) -> GroupStep:
-    """Go on to the end; a step looks at 50 jobs."""
+    """Run all steps. Each examines 50 jobs."""
     step: GroupStep = await action(fingerprint, **more)
     while not step.over:
-        assert step.looked_at % 50 == 0
+        assert step.examined % 50 == 0
         step = await action(fingerprint, step=step, **more)
     return step
 
@@ -49,13 +49,13 @@ async def test_a_group_is_retried_and_nothing_else(
     await seed(emails, admin)
     full, user = (await looks.failures("emails")).groups
     step = await act(emails.retry_group, user.fingerprint)
-    assert (step.looked_at, step.done) == (120, 40)
+    assert (step.examined, step.done) == (120, 40)
     assert await emails.counts() == {**await emails.counts(), "failed": 80, "waiting": 40}
     [left] = (await looks.failures("emails")).groups
     assert left.fingerprint == full.fingerprint
 
 
-async def test_whoever_stops_has_done_what_was_said(
+async def test_one_step_of_an_operation_reports_what_it_did(
     emails: Queue, looks: Server, admin: Any
 ) -> None:
     await seed(emails, admin)
@@ -78,7 +78,7 @@ async def test_what_fails_after_it_began_is_left_alone(
     assert await emails.get_state("late") == "failed"
 
 
-async def test_a_step_changes_no_more_than_it_may_and_the_next_goes_on_behind_it(
+async def test_a_step_changes_no_more_than_it_may_and_the_next_continues_behind_it(
     queue: Both, admin: Any
 ) -> None:
     """By both queues; many jobs fail at the same moment."""
@@ -91,7 +91,7 @@ async def test_a_step_changes_no_more_than_it_may_and_the_next_goes_on_behind_it
         step = await queue.remove_group(wanted, step=step, limit=7)
         gone.append(step.done)
     assert gone[:3] == [7, 14, 21]
-    assert (step.done, step.looked_at) == (80, 120)
+    assert (step.done, step.examined) == (80, 120)
     left = {job.id for job in await queue.get_jobs("failed")}
     assert left == {f"j{number:03}" for number in range(120) if not number % 3}
     for wrong in (0, -1, True, 1.5):
@@ -106,7 +106,7 @@ async def test_only_what_failed_since_a_time_is_acted_on(queue: Both, admin: Any
     step = None
     while step is None or not step.over:
         step = await queue.retry_group(None, step=step, since=at(130), limit=20)
-    assert (step.done, step.looked_at) == (70, 70)
+    assert (step.done, step.examined) == (70, 70)
     step = await queue.remove_group(None, since=at(100))
     assert (step.done, step.over) == (30, True)
     assert await queue.retry_all(since=at(98), reset_attempts=True) == 2
@@ -121,7 +121,7 @@ def at(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-async def test_a_group_may_get_all_its_attempts_anew(emails: Queue, admin: Any) -> None:
+async def test_a_group_may_get_all_its_attempts_again(emails: Queue, admin: Any) -> None:
     fail(admin, emails.keys, "a", "x")
     admin.hset(emails.keys.job("a"), mapping={"atm": 3, "ats": 4})
     assert (await emails.retry_group(None, reset_attempts=True)).done == 1
@@ -161,7 +161,7 @@ async def test_a_job_that_has_moved_on_is_not_removed(emails: Queue, admin: Any)
 
 
 @pytest.mark.parametrize("reset", [False, True])
-async def test_a_retry_may_begin_all_attempts_anew(emails: Queue, admin: Any, reset: bool) -> None:
+async def test_a_retry_may_begin_all_attempts_again(emails: Queue, admin: Any, reset: bool) -> None:
     for job_id in "abc":
         fail(admin, emails.keys, job_id, "x")
         admin.hset(emails.keys.job(job_id), mapping={"atm": 3, "ats": 4})

@@ -73,7 +73,7 @@ async def test_a_bulk_is_added_once_despite_repeated_disconnects(
     assert added(admin, prefix) == dict.fromkeys(names, 1)
 
 
-async def test_from_many_tasks_at_once(proxy: Proxy, admin: Any, prefix: str) -> None:
+async def test_from_many_tasks_concurrently(proxy: Proxy, admin: Any, prefix: str) -> None:
     queue = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=30)
     random = Random(3)
     done = 0

@@ -221,7 +221,7 @@ async def test_the_rest_of_the_failures_is_sampled(
     for number in range(300):
         fail(admin, emails.keys, f"{number:03}", "a" if number % 3 else "b", at_ms=number + 1)
     first = await looks.failures("emails", 100)
-    assert (first.looked_at, first.sampled, [g.count for g in first.groups]) == (100, 0, [67, 33])
+    assert (first.examined, first.sampled, [g.count for g in first.groups]) == (100, 0, [67, 33])
     second = await looks.failures("emails", 100, before=first, sample=1000)
     assert (second.sampled, [group.about for group in second.groups]) == (200, [200, 100])
     assert {group.margin for group in second.groups} == {0}  # it was all of them

@@ -81,7 +81,7 @@ def test_what_changes_slowly_is_asked_for_some_at_a_time(
         watch.details_read_at = time.monotonic() - 60
     before = scripts(admin)
     looked.watch(overview)
-    assert scripts(admin) - before == 50 + 2 * 16  # nothing runs: nobody asks for locks
+    assert scripts(admin) - before == 50 + 2 * 16  # No job is running, so no locks are read.
 
 
 def test_a_queue_that_was_changed_is_seen_next(looked: SyncServer, queues: list[str]) -> None:
@@ -123,7 +123,7 @@ def test_a_queue_that_was_removed_is_forgotten(
     assert "q003" not in overview.watches
 
 
-def test_a_search_that_has_no_patience_goes_on_in_the_next_round(
+def test_a_search_that_has_no_patience_continues_in_the_next_round(
     looked: SyncServer, queues: list[str], prefix: str, admin: Any
 ) -> None:
     pipe = admin.pipeline(transaction=False)
@@ -178,7 +178,7 @@ def scans(admin: Any) -> int:
     return int(admin.info("commandstats").get("cmdstat_scan", {"calls": 0})["calls"])
 
 
-def test_a_search_apart_goes_on_only_when_it_is_asked_to(
+def test_a_separate_search_continues_only_on_request(
     looked: SyncServer, queues: list[str], prefix: str, admin: Any
 ) -> None:
     pipe = admin.pipeline(transaction=False)
@@ -228,7 +228,7 @@ def test_a_name_is_struck_off_when_there_has_been_no_such_queue_for_a_day(
     assert registered(looked) == ["idle", "used"]
 
 
-def test_who_may_not_write_searches_all_the_same(
+def test_a_read_only_user_can_search(
     server: Reachable, queues: list[str], prefix: str, admin: Any
 ) -> None:
     admin.acl_setuser(
@@ -247,7 +247,7 @@ def test_who_may_not_write_searches_all_the_same(
     admin.acl_deluser(f"viewer-{prefix}")
 
 
-def test_what_makes_many_fail_is_told(
+def test_the_error_behind_many_failures_is_reported(
     looked: SyncServer, server: Reachable, prefix: str, admin: Any
 ) -> None:
     queue = SyncQueue("emails", redis=server.url, prefix=prefix)

@@ -182,7 +182,7 @@ async def test_a_payload_just_below_the_limit_arrives_whole(queue: Both) -> None
     assert (await queue.get_job(handle.id)).data == text
 
 
-async def test_a_paused_queue_says_so_and_goes_on(queue: Both) -> None:
+async def test_a_paused_queue_says_so_and_continues(queue: Both) -> None:
     await queue.add("job")
     await queue.pause()
     assert await queue.is_paused()

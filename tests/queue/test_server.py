@@ -195,14 +195,14 @@ async def test_failures_are_grouped_by_task_and_error(
         fail(admin, emails.keys, str(number), f"no user {number}", at_ms=number)
     fail(admin, emails.keys, "odd", "disk full", at_ms=500)
     found = await all_queues.failures("emails")
-    assert (found.total, found.looked_at) == (151, 151)
+    assert (found.total, found.examined) == (151, 151)
     users, disk = found.groups
     assert (users.task, users.error, users.count) == ("send", "no user <…>", 150)
     assert (users.newest, users.reason) == ("149", "no user 149")
     assert (users.first, users.last) == (instant_from_ms(0), instant_from_ms(149))
     assert (disk.error, disk.count) == ("disk full", 1)
     some = await all_queues.failures("emails", 10)
-    assert (some.total, some.looked_at) == (151, 10)
+    assert (some.total, some.examined) == (151, 10)
 
 
 def test_the_next_events_are_waited_for(server: Reachable, prefix: str, emails: SyncQueue) -> None:
@@ -282,7 +282,7 @@ async def test_each_server_tells_about_itself(all_queues: Both, server: Reachabl
 
 
 @pytest.mark.parametrize("kind", [Server, SyncServer])
-async def test_that_redis_is_away_is_told_in_time(kind: type[Any]) -> None:
+async def test_an_unavailable_redis_is_reported_in_time(kind: type[Any]) -> None:
     away = Both(kind("redis://127.0.0.1:1", call_timeout=0.3))
     with pytest.raises(ConnectionLost, match="refused"):
         await away.ping()

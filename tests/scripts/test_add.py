@@ -100,7 +100,7 @@ def test_the_rest_of_a_call_of_which_a_part_was_answered_is_added_around_it(bed:
     assert [bed.state()[one.id]["name"] for one in whole] == [each.name for each in jobs]
 
 
-def test_equal_jobs_are_told_once(bed: Bed) -> None:
+def test_equal_jobs_are_reported_once(bed: Bed) -> None:
     data = [{"n": number} for number in range(250)]
     jobs = [encode_job(NewJob("n", each, JobOptions()), NOW) for each in data]
     call = add_jobs(bed.queue, jobs, NOW, CallSequence("p", 0, 1))

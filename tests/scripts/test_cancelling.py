@@ -129,7 +129,7 @@ def test_what_is_no_job_is_not_found(bed: Bed, there: str) -> None:
     assert bed.state() == before
 
 
-def test_the_worker_of_a_running_job_is_told(bed: Bed) -> None:
+def test_the_worker_of_a_running_job_is_notified(bed: Bed) -> None:
     bed.job("it", "active", ats=1)
     bed.lock("it", OURS)
     assert stop(bed, "it") is Cancelled.REQUESTED
@@ -141,7 +141,7 @@ def test_the_worker_of_a_running_job_is_told(bed: Bed) -> None:
     assert bed.run(read_requests({stream: request.position}, block=0.001)) == {}
 
 
-def test_the_first_reason_stands_and_the_worker_is_told_again(bed: Bed) -> None:
+def test_the_first_reason_is_kept_and_the_worker_is_notified_again(bed: Bed) -> None:
     bed.job("it", "active", ats=1)
     bed.lock("it", OURS)
     stop(bed, "it")
@@ -151,7 +151,7 @@ def test_the_first_reason_stands_and_the_worker_is_told_again(bed: Bed) -> None:
     assert [one.reason for one in requests[requests_key(bed.queue)]] == [WHY, WHY]
 
 
-def test_a_worker_that_does_not_listen_cannot_be_told(bed: Bed) -> None:
+def test_a_worker_that_does_not_listen_cannot_be_notified(bed: Bed) -> None:
     bed.job("it", "active", ats=1)
     bed.lock("it", "0b2f:1")
     assert stop(bed, "it") is Cancelled.UNSTOPPABLE
@@ -228,7 +228,7 @@ def test_it_is_kept_as_its_options_say(bed: Bed, name: str) -> None:
 
 
 DIFFERS = {"atm", "ats", "processedOn", "pb", "stacktrace"}
-"""What a job has that was run: it has had an attempt, and the stack of its error."""
+"""Fields of a job that has run: an attempt, and the stack of its error."""
 
 
 def _plain(bed: Bed) -> str:
@@ -470,7 +470,7 @@ PARENT = "cancelled: parent "
 
 
 def _flow(bed: Bed, **parent: Any) -> None:
-    """A parent of a child in each place, one of which is a parent itself."""
+    """A parent with a child in each state. One child is a parent as well."""
     bed.job("top", "waiting-children", **parent)
     for place in ("wait", "prioritized", "delayed", "completed", "failed"):
         bed.child(f"in-{place}", "top", place)
@@ -519,7 +519,7 @@ def test_thousands_of_children_are_cancelled_a_few_in_each_call(bed: Bed) -> Non
 
 @pytest.mark.parametrize("policy", ["", "fpof", "cpof", "idof", "rdof"])
 @pytest.mark.parametrize("steps", range(1, 5))
-def test_cancelling_children_goes_on_where_it_was_cut_off(
+def test_cancelling_children_continues_where_it_was_cut_off(
     bed: Bed, policy: str, steps: int
 ) -> None:
     bed.job("top", "waiting-children")
@@ -636,7 +636,7 @@ def test_children_whose_cancelling_was_cut_off_are_found_by_a_sweep(bed: Bed, st
 
 
 @pytest.mark.parametrize("outcome", [Fail(FAILURE, Verdict.PERMANENT)], ids=["its own error"])
-def test_the_children_of_a_parent_that_ends_by_its_own_error_go_on(
+def test_the_children_of_a_parent_that_ends_by_its_own_error_continue(
     bed: Bed, outcome: Written
 ) -> None:
     _running_parent(bed)

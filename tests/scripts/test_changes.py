@@ -94,7 +94,7 @@ def test_all_delayed_jobs_are_promoted(bed: Bed, chunk: int) -> None:
     }
 
 
-def test_promoting_ends_although_others_go_on_adding(bed: Bed) -> None:
+def test_promoting_ends_although_others_continue_adding(bed: Bed) -> None:
     for n in range(10):
         bed.job(str(n), "delayed")
     names = (f"new-{n}" for n in itertools.count())
@@ -328,7 +328,7 @@ def test_a_running_job_waits_for_its_children(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("child", ["", "x:y:done"])
-def test_a_job_without_pending_children_goes_on(bed: Bed, child: str) -> None:
+def test_a_job_without_pending_children_continues(bed: Bed, child: str) -> None:
     bed.job("top", "active")
     bed.lock("top")
     if child:
@@ -356,7 +356,7 @@ def test_a_job_that_is_not_ours_cannot_wait(bed: Bed) -> None:
 # contents
 
 
-def test_progress_is_noted_and_told(bed: Bed) -> None:
+def test_progress_is_noted_and_reported(bed: Bed) -> None:
     bed.job("1")
     before = bed.state()
     bed.run(change.update_progress(bed.queue, "1", b'{"at":50}'))

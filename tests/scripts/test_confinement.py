@@ -109,7 +109,7 @@ class Scene:
         return self.bed.go(undo_flows(self.own, NOW))
 
     def sweep_cancelled(self, *sets: str) -> None:
-        """Let `shop` note that children in these sets are to be cancelled; then sweep."""
+        """Record in `shop` that the children in these sets must be cancelled, then sweep."""
         self.shop.rpush(self.own.private("cancelling", "x", "parents"), *sets)
         self.shop.sadd(self.own.private("cancelling"), "x")
         self.bed.go(change.finish_cancelling(self.own, NOW))
@@ -168,7 +168,7 @@ def _parent_key(name: str) -> Attack:
 
 
 def _kept(parent_key: str, dependencies: str) -> Attack:
-    """End the owner of a deduplication id whose last duplicate is to join a set."""
+    """Finish the owner of a deduplication id whose last duplicate will join a set."""
 
     def attack(scene: Scene) -> None:
         names = {"b": scene.theirs.base, "far": scene.far.base, "": scene.prefix}

@@ -183,7 +183,7 @@ def test_a_limiter_counts_the_jobs_of_a_batch(bed: Bed) -> None:
     assert 0 < limited.limited_ms <= 5_000
 
 
-def test_due_jobs_are_promoted_and_the_next_instant_is_told(bed: Bed) -> None:
+def test_due_jobs_are_promoted_and_the_next_instant_is_reported(bed: Bed) -> None:
     seed(bed, [{"delay": 1}, {"delay": 60}])
     later = bed.run(cycle(bed.queue, NOW + 1_000, [], 5, "t:0", TAKING))
     assert [job.id for job in later.jobs] == ["1"]
@@ -289,7 +289,7 @@ def test_a_job_with_six_other_fields_than_a_new_one_is_not_taken_for_new(bed: Be
     assert (odd.fresh, odd.dedup_key, new.fresh) == (False, "key", True)
 
 
-def test_a_parent_that_a_job_gets_while_it_runs_is_told(bed: Bed) -> None:
+def test_a_parent_that_a_job_gets_while_it_runs_is_reported(bed: Bed) -> None:
     seed(bed, [{}, {}])
     jobs = take(bed, 2).jobs
     bed.job("parent", "waiting-children")
@@ -338,7 +338,7 @@ def test_many_due_jobs_are_promoted_in_pieces_and_in_order(bed: Bed) -> None:
     assert order == sorted(order, key=lambda job_id: ((int(job_id) - 1) % 3, int(job_id)))
 
 
-def test_due_jobs_that_are_left_in_a_paused_queue_are_asked_for_at_once(bed: Bed) -> None:
+def test_due_jobs_that_are_left_in_a_paused_queue_are_asked_for_immediately(bed: Bed) -> None:
     seed(bed, [{"delay": 1}] * 150)
     bed.admin.hset(bed.queue.meta, "paused", 1)
     first = bed.run(cycle(bed.queue, NOW + 5_000, [], 10, "t:0", TAKING))

@@ -624,7 +624,7 @@ OPERATIONS = {
 }
 
 
-def looked_at(bed: Bed) -> None:
+def examined(bed: Bed) -> None:
     """A queue with data for every read."""
     running(bed)
     failed = {"failedReason": "broke", "stacktrace": '["Traceback"]', "processedOn": NOW}
@@ -716,7 +716,7 @@ def test_a_denied_look_says_so_and_shows_nothing_wrong(
     url = server.url.replace("//", f"//{limited}:secret@")
     mine, theirs = SyncStore(address.parse(server.url)), SyncStore(address.parse(url))
     own, denied = Bed(admin, mine, prefix), Bed(admin, theirs, prefix)
-    looked_at(own)
+    examined(own)
     call = READS[name](own.queue)
     whole, before = _steady(own.run(call)), own.state()
     commands = set(re.findall(r'\("([A-Z]{3,})"', call.script.source))

@@ -17,7 +17,7 @@ PARENTS = ("p0", "p1")
 
 
 def seed(bed: Bed, parents: list[str | None], **fields: Any) -> None:
-    """Let parents wait for children that are to run, in this order; some jobs have no parent."""
+    """Add parents that wait for children, which run in this order. Some jobs have no parent."""
     for name in PARENTS:
         bed.job(name, "waiting-children", **fields)
     for number, parent in enumerate(parents):
@@ -67,7 +67,7 @@ def test_the_last_child_lets_its_parent_run_when_it_is_its_turn(bed: Bed) -> Non
     assert state["wait"] == ["c4", "p0"]
     assert state["p1:dependencies"] == {bed.queue.job("c4")}
     assert "p0:dependencies" not in state
-    # The parent is told right before its last child, as if each had ended alone.
+    # The parent is updated right before its last child, as if each had finished alone.
     assert [(event["event"], event["jobId"]) for event in bed.events()] == [
         ("completed", "c0"),
         ("completed", "c1"),
@@ -77,7 +77,7 @@ def test_the_last_child_lets_its_parent_run_when_it_is_its_turn(bed: Bed) -> Non
     ]
 
 
-def test_a_child_that_its_parent_does_not_wait_for_tells_it_nothing(bed: Bed) -> None:
+def test_a_child_does_not_update_a_parent_that_does_not_wait_for_it(bed: Bed) -> None:
     seed(bed, ["p0", "p0", "p0"])
     bed.admin.srem(bed.queue.dependencies("p0"), bed.queue.job("c1"))
     assert complete(bed, take(bed, 3).jobs).codes == [0] * 3
@@ -85,7 +85,7 @@ def test_a_child_that_its_parent_does_not_wait_for_tells_it_nothing(bed: Bed) ->
     assert bed.state()["wait"] == ["p0"]
 
 
-def test_a_child_that_gets_another_parent_while_it_runs_tells_that_one(bed: Bed) -> None:
+def test_a_child_updates_a_parent_that_it_gets_while_it_runs(bed: Bed) -> None:
     seed(bed, ["p0", "p0"])
     jobs = take(bed, 2).jobs
     stored = f'{{"id":"p1","queueKey":"{bed.queue.qualified_name}"}}'
@@ -95,7 +95,7 @@ def test_a_child_that_gets_another_parent_while_it_runs_tells_that_one(bed: Bed)
     assert (told(bed, "p0"), told(bed, "p1")) == ({"c0": '"c0"'}, {"c1": '"c1"'})
 
 
-def test_a_parent_that_cannot_be_told_holds_up_its_own_children_only(bed: Bed) -> None:
+def test_a_parent_that_cannot_be_updated_delays_only_its_own_children(bed: Bed) -> None:
     seed(bed, ["p0", "p1", "p0", None, "p1"])
     jobs = take(bed, 5).jobs
     bed.admin.set(bed.queue.job("p0") + ":processed", "not a hash")
@@ -113,7 +113,7 @@ def test_a_parent_that_cannot_be_told_holds_up_its_own_children_only(bed: Bed) -
     assert bed.state()["wait"] == ["p1", "p0"]
 
 
-def test_children_of_what_is_not_a_parent_end_all_the_same(bed: Bed) -> None:
+def test_children_of_an_invalid_parent_finish_anyway(bed: Bed) -> None:
     seed(bed, ["p0", "p0", None])
     jobs = take(bed, 3).jobs
     bed.admin.delete(bed.queue.dependencies("p0"))

@@ -148,7 +148,7 @@ def test_the_order_of_children_stands_in_a_field_of_our_own(bed: Bed) -> None:
 
 
 def broken_off(bed: Bed, children: int, deadline_ms: int = NOW - 1) -> None:
-    """Have a flow of which the last piece never came."""
+    """Add a flow without its last chunk."""
     top = node(bed.queue, "top", waits=Waits.FOR_MORE)
     below = [node(bed.queue, f"c{n}", top) for n in range(children)]
     add(bed, [top, *below], 1, deadline_ms=deadline_ms)
@@ -195,7 +195,7 @@ def test_an_undone_flow_takes_its_unfinished_branches_with_it(bed: Bed) -> None:
 
 
 def broken_off_over(bed: Bed, *children: FlowNode, top: FlowNode) -> None:
-    """Have a flow broken off that has brought these jobs, some of which were there before."""
+    """Add an incomplete flow with these jobs. Some of them existed before."""
     add(bed, [top, *children], 2, deadline_ms=NOW - 1)
 
 

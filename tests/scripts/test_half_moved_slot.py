@@ -179,7 +179,7 @@ MOVED: dict[str, Callable[[str], bool]] = {
 
 
 class Stage:
-    """A queue in a cluster of two, on the first one, with every key that there may be.
+    """A queue on the first node of a cluster of two, with every possible key.
 
     Each has a slot of its own, and all go the same way: a node that gives and takes slots in turns
     may not yet have heard of the last change when it claims the next.

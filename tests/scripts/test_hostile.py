@@ -55,7 +55,7 @@ def test_an_outcome_that_cannot_be_written_hurts_no_other(bed: Bed) -> None:  # 
     assert "active" not in bed.state()
 
 
-def test_a_child_that_cannot_tell_its_parent_can_still_fail(bed: Bed) -> None:  # F5
+def test_a_child_that_cannot_update_its_parent_can_still_fail(bed: Bed) -> None:  # F5
     stored = f'{{"id":"parent","queueKey":"{bed.queue.qualified_name}","fpof":true}}'
     bed.job("parent", "waiting-children")
     bed.child("c", "parent")
@@ -142,7 +142,7 @@ def test_no_number_keeps_the_last_of_deduplicated_jobs_from_being_added(  # F6
 
 
 @pytest.mark.parametrize("score", [float("inf"), 1e300, 9.3e18 * 4096])
-def test_a_job_that_is_never_due_is_told_so(bed: Bed, score: float) -> None:  # F7
+def test_a_job_that_is_never_due_is_reported(bed: Bed, score: float) -> None:  # F7
     bed.job("1", "delayed", score=score)
     assert take(bed, 1).next_due_ms == 2**41
 
@@ -177,7 +177,7 @@ def test_no_setting_of_the_queue_keeps_jobs_from_running(bed: Bed, value: str) -
 
 
 @pytest.mark.parametrize("value", ["100", *GARBAGE])
-def test_a_limiter_that_would_never_end_is_begun_anew(bed: Bed, value: str) -> None:  # F20
+def test_a_limiter_that_would_never_end_is_begun_again(bed: Bed, value: str) -> None:  # F20
     seed(bed, [{}] * 6)
     bed.admin.set(bed.queue.limiter, value)
     taking = FetchOptions(30_000, max_starts=4, window_ms=60_000)
@@ -303,7 +303,7 @@ RULES = (
 
 
 @pytest.mark.parametrize("opts", RULES)
-def test_no_rule_of_a_scheduler_is_refused_for_ever(bed: Bed, opts: str) -> None:
+def test_no_rule_of_a_scheduler_is_refused_forever(bed: Bed, opts: str) -> None:
     job_id = f"repeat:s:{NOW}"
     bed.job(job_id, "active", rjk="s", opts='{"repeat":{"every":1000}}')
     bed.admin.zadd(bed.queue.repeat, {"s": NOW})

@@ -65,7 +65,7 @@ def test_pages_do_not_slip_when_jobs_come_and_go(bed: Bed) -> None:
     first = bed.run(browse.list_jobs(bed.queue, JobState.FAILED, START, 6))
     assert ids(first.rows) == ["11", "10", "09", "08", "07", "06"]
     bed.job("new", "failed", score=9)
-    bed.admin.zrem(bed.queue.failed, "06", "10")  # the last of the page, too
+    bed.admin.zrem(bed.queue.failed, "06", "10")  # Including the last one of the page.
     assert first.after is not None
     second = bed.run(browse.list_jobs(bed.queue, JobState.FAILED, first.after, 3))
     assert ids(second.rows) == ["05", "04", "03"]
@@ -209,7 +209,7 @@ def test_a_text_is_found_in_steps_of_a_hundred_jobs(bed: Bed, state: str) -> Non
         bed.job(f"{number:03}", state, score=number, data=f'{{"n":"<{number}>"}}')
     kind = JobState.WAITING if state == "wait" else JobState(state)
     found = search(bed, kind, (["data"], ["<7>", "<207>"]))
-    assert [step.looked_at for step in found] == [100, 100, 50]
+    assert [step.examined for step in found] == [100, 100, 50]
     hits = [row.job.id for step in found for row in step.rows]
     assert hits == (["207", "007"] if state == "failed" else ["007", "207"])
 
@@ -226,7 +226,7 @@ def test_large_jobs_make_steps_short_and_huge_ones_are_counted(bed: Bed) -> None
         bed.job(f"{number:02}", "failed", score=number, data="x" * 100_000)
     bed.job("huge", "failed", score=99, data="x" * 300_000 + "needle")
     found = search(bed, JobState.FAILED, (["data"], ["needle"]))
-    assert sum(step.looked_at for step in found) == 21
-    assert max(step.looked_at for step in found) <= 4
+    assert sum(step.examined for step in found) == 21
+    assert max(step.examined for step in found) <= 4
     assert [step.too_large for step in found if step.too_large] == [1]
     assert [row for step in found for row in step.rows] == []

@@ -27,7 +27,7 @@ def test_a_character_cut_in_half_is_left_out(bed: Bed) -> None:
     assert bed.run(read.preview_field(bed.queue, "a", "data", 10, end=True)).text == "€" * 3
 
 
-def test_of_what_is_very_large_only_the_size_is_told(bed: Bed) -> None:
+def test_only_the_size_of_very_large_fields_is_reported(bed: Bed) -> None:
     bed.job("a", data="x" * 5_000_000)
     found = bed.run(read.preview_field(bed.queue, "a", "data", 10, end=False))
     assert (found.size, found.text) == (5_000_000, "")
@@ -57,7 +57,7 @@ def test_events_of_a_job_are_found_among_others(bed: Bed) -> None:
         bed.admin.xadd(bed.queue.events, {"event": "added", "jobId": f"j{number % 7}", "prev": "x"})
     bed.admin.xadd(bed.queue.events, {"event": "paused"})
     found = bed.run(read.find_events(bed.queue, "j3"))
-    assert (len(found.events), found.looked_at, found.whole) == (5, 36, True)
+    assert (len(found.events), found.examined, found.whole) == (5, 36, True)
     assert {(each.name, each.previous) for each in found.events} == {("added", "x")}
     assert found.events == sorted(found.events, key=lambda event: event.at_ms)
 
@@ -66,12 +66,12 @@ def test_no_more_events_are_looked_at_than_fit(bed: Bed) -> None:
     for number in range(2500):
         bed.admin.xadd(bed.queue.events, {"event": "active", "jobId": str(number)})
     found = bed.run(read.find_events(bed.queue, "2499"))
-    assert 1000 <= found.looked_at < 1020
+    assert 1000 <= found.examined < 1020
     assert (len(found.events), found.whole) == (1, False)
     for _ in range(50):
         large: dict[Any, Any] = {"event": "completed", "jobId": "x", "returnvalue": "r" * 50_000}
         bed.admin.xadd(bed.queue.events, large)
-    assert bed.run(read.find_events(bed.queue, "x")).looked_at < 25
+    assert bed.run(read.find_events(bed.queue, "x")).examined < 25
 
 
 def test_jobs_that_failed_before_are_seen_wherever_they_are(bed: Bed) -> None:
@@ -93,7 +93,7 @@ def test_jobs_that_failed_before_are_seen_wherever_they_are(bed: Bed) -> None:
         assert [job.id for job in step.jobs] == [job_id]
         assert step.jobs[0].reason == "KeyError: 1"
         assert step.jobs[0].stack_tail.endswith("KeyError: 1")
-    assert bed.run(browse.list_retried(bed.queue, JobState.WAITING, 2)).looked_at == 0
+    assert bed.run(browse.list_retried(bed.queue, JobState.WAITING, 2)).examined == 0
 
 
 @pytest.mark.parametrize("state", ["completed", "failed"])

@@ -79,7 +79,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that stands for `lua/` during the test."""
+    """A folder that replaces `lua/` during the test."""
     monkeypatch.setattr(call, "LUA", tmp_path)
     load.cache_clear()
     write(

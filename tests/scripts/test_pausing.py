@@ -114,7 +114,7 @@ def test_more_jobs_are_joined_than_a_command_of_a_script_can_have(bed: Bed) -> N
     assert bed.state()["wait"] == [*newer, *older]
 
 
-def test_each_pause_is_told(bed: Bed) -> None:
+def test_each_pause_is_reported(bed: Bed) -> None:
     for _ in range(2):
         bed.go(pause(bed.queue))
     assert bed.events() == [{"event": "paused"}] * 2

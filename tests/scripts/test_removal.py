@@ -348,7 +348,7 @@ def test_parents_that_wait_are_not_cleaned(bed: Bed) -> None:
         bed.go(removal.clean(bed.queue, JobState.WAITING_CHILDREN, NOW))
 
 
-def test_nothing_to_clean_is_told_too(bed: Bed) -> None:
+def test_nothing_to_clean_is_reported_too(bed: Bed) -> None:
     assert bed.go(removal.clean(bed.queue, JobState.FAILED, NOW)) == []
     assert bed.state() == {"events": [{"event": "cleaned", "count": "0"}]}
 

@@ -133,7 +133,7 @@ def test_a_scheduler_that_is_gone_adds_nothing(bed: Bed) -> None:
     assert bed.state() == before
 
 
-def test_a_run_that_is_there_already_is_told_and_left_alone(bed: Bed) -> None:
+def test_a_run_that_is_there_already_is_reported_and_left_alone(bed: Bed) -> None:
     schedule(bed, every=1000)
     following = bed.job(f"repeat:s:{NOW + 1000}", "delayed", rjk="s")
     before = bed.state()
@@ -229,7 +229,7 @@ def test_a_scheduler_without_data_passes_on_those_of_the_run(bed: Bed) -> None:
     assert bed.state()[following]["data"] == '{"y":2}'
 
 
-def test_a_run_with_odd_options_and_no_name_has_a_next_all_the_same(bed: Bed) -> None:
+def test_a_run_with_odd_options_and_no_name_has_a_next_anyway(bed: Bed) -> None:
     odd = {"de": {"id": None}, "backoff": None, "attempts": None, "priority": "high"}
     schedule(bed, every=1000, opts=odd)
     bed.admin.hdel(bed.queue.scheduler("s"), "name", "data")
@@ -300,7 +300,7 @@ def test_a_declared_schedule_that_differs_is_written(bed: Bed, other: dict[str, 
     assert not upsert(bed, **{"rule": Every(10), **other}, now=NOW + 6, keeps=True).is_changed
 
 
-def test_a_declared_schedule_whose_run_is_gone_is_mended(bed: Bed) -> None:
+def test_a_declared_schedule_whose_run_is_gone_is_repaired(bed: Bed) -> None:
     job_id = upsert(bed, Cron("0 * * * *"), keeps=True).job_id
     bed.admin.delete(bed.queue.job(job_id))
     bed.admin.zrem(bed.queue.delayed, job_id)
@@ -341,7 +341,7 @@ def test_a_schedule_whose_limit_is_reached_has_ended(bed: Bed) -> None:
     assert (read.ended, read.next_run) == (True, None)
 
 
-def test_what_is_no_schedule_is_read_all_the_same(bed: Bed) -> None:
+def test_what_is_no_schedule_is_read_anyway(bed: Bed) -> None:
     bed.admin.zadd(bed.queue.repeat, {"a": NOW, "b": 1e300, "c": NOW, "d": NOW, "e": NOW})
     bed.hset("repeat:a", {"pattern": "no pattern", "tz": "nowhere", "data": "{"})
     bed.hset("repeat:b", {"every": "0", "offset": "x", "opts": "["})
@@ -374,11 +374,11 @@ def test_schedules_are_read_in_pages_and_in_order(bed: Bed) -> None:
     def page() -> None:
         nonlocal pages
         pages += 1
-        bed.admin.zadd(bed.queue.repeat, {"s699": NOW + 1})  # it runs meanwhile
+        bed.admin.zadd(bed.queue.repeat, {"s699": NOW + 1})  # It is running now.
 
     found = bed.go(list_schedulers(bed.queue), page)
     assert sorted(read.id for read in found) == sorted(ids)
-    others = [read.id for read in found if read.id != "s699"]  # which was read before or after
+    others = [read.id for read in found if read.id != "s699"]  # It was read before or after.
     assert others == ids[-2::-1]
     assert pages > 2
 
@@ -439,7 +439,7 @@ OLD: list[Any] = [
 
 
 @pytest.mark.parametrize(("name", "key", "part", "repeat", "due"), OLD)
-def test_a_repeatable_job_of_an_old_kind_goes_on(
+def test_a_repeatable_job_of_an_old_kind_continues(
     bed: Bed, name: str, key: str, part: str | None, repeat: dict[str, Any], due: int | None
 ) -> None:
     at = NOW - NOW % 1000

@@ -181,7 +181,7 @@ def test_the_suspects_of_a_sweep_that_broke_off_are_taken_up(bed: Bed) -> None:
     assert not {"active", "stalled", "tb:suspects"} & state.keys()
 
 
-def test_two_sweeps_at_once_put_each_job_back_once(bed: Bed) -> None:
+def test_two_concurrent_sweeps_return_each_job_once(bed: Bed) -> None:
     marked(bed, 100)
     pair = []
     for _ in range(2):

@@ -30,7 +30,7 @@ CONTAINER = "container"
 LUA_54 = "lua-5.4"
 
 IMAGE = os.environ.get("TASKBULL_TEST_IMAGE")
-"""A server image for testcontainers, such as `redis:7`: it then stands for all kinds."""
+"""A server image for testcontainers, such as `redis:7`. It then replaces all kinds."""
 
 IS_LUA_54 = bool(os.environ.get("TASKBULL_TEST_LUA54"))
 """True to run scripts in Lua 5.4 with Dragonfly's rules for numbers, in front of Valkey 9."""

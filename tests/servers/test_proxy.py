@@ -138,7 +138,7 @@ def test_a_black_hole_swallows_and_closes_nothing(proxy: Proxy) -> None:
                 with pytest.raises(TimeoutError):
                     talk(line)
         proxy.heal()
-        with pytest.raises(TimeoutError):  # what is lost is lost
+        with pytest.raises(TimeoutError):  # Lost bytes stay lost.
             talk(before)
         with connect(proxy) as after:
             assert talk(after) == PONG
@@ -174,7 +174,7 @@ def test_bytes_can_be_late_and_stay_in_order(proxy: Proxy) -> None:
         assert time.monotonic() - begun >= 0.1  # there and back
 
 
-def test_new_connections_can_be_refused_while_old_ones_go_on(proxy: Proxy) -> None:
+def test_new_connections_can_be_refused_while_old_ones_continue(proxy: Proxy) -> None:
     with connect(proxy) as old:
         assert talk(old) == PONG
         proxy.refuse()

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 def check_not_grown(
     found: Mapping[str, float], were: Mapping[str, float], slack: float = 0.0
 ) -> None:
-    """Fail if a figure has grown by more than `slack`, a share of what it was.
+    """Fail if a figure has grown by more than `slack`, as a share of its limit.
 
-    All are printed: `pytest tests/speed -rP` tells what to write when they have become less.
+    All figures are printed: `pytest tests/speed -rP` shows the values to record after a decrease.
     """
     told: list[str] = []
     for name, was in were.items():

@@ -26,7 +26,7 @@ from taskbull import App, Keep
 ALONE = 200
 TOGETHER = 1000
 AT_ONCE = {1: ALONE, 100: 2 * TOGETHER}
-"""How many jobs run at once, and of how many it is counted: batches blur both ends."""
+"""The concurrency, and the number of counted jobs: batches blur both ends."""
 
 WARM_UP = 200
 _OURS = str(Path(taskbull.__file__).parent)

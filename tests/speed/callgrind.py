@@ -58,7 +58,7 @@ class Instructions(Struct, frozen=True):
     add: int
     """Added by `ADDED_PER_CALL` per call."""
     add_alone: int
-    """Added by a call of its own."""
+    """Added by a separate call."""
     cycle: dict[int, int]
     """Fetched and finished, by the number of jobs per call."""
     add_child: int

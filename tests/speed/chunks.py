@@ -77,7 +77,7 @@ Act = Callable[[Stage[Any]], object]
 
 
 class Operation(Struct, frozen=True):
-    """Something that is done to many jobs: the state in which they are before, and what it is."""
+    """An operation on many jobs: their state before it, and the operation."""
 
     state: str
     act: Act
@@ -109,7 +109,7 @@ OPERATIONS = {
 
 
 def play(operation: str, url: str, count: Callable[[], T], jobs: int) -> list[T]:
-    """Do it to so many jobs; give what was counted of each call."""
+    """Run it on this many jobs. Return the counts of each call."""
     stage = Stage(url, count, OPERATIONS[operation].state, jobs)
     OPERATIONS[operation].act(stage)
     stage.close()

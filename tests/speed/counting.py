@@ -25,7 +25,7 @@ _OF_THE_COUNTER = {b"info"}
 
 
 class Counts(Struct, frozen=True):
-    """What was counted: commands, with those inside of scripts; script calls; bytes."""
+    """Counts: commands, including those in scripts; script calls; bytes."""
 
     commands: int = 0
     scripts: int = 0
@@ -44,7 +44,7 @@ class Counter:
 
     def __init__(self, address: Address) -> None:
         self._store = SyncStore(address)
-        self._looks = Counts(received=len(pack(_ASK)))  # what a look costs before it is answered
+        self._looks = Counts(received=len(pack(_ASK)))  # The cost of a reading before its reply.
         self._last = Counts()
         self.count()
 

@@ -1,7 +1,7 @@
 """Bytecode instructions per job: figures that do not depend on the machine's load.
 
-Those of taskbull's own code are bounded more narrowly than all of them: the event loops and anyio
-are what pip finds, and may change by themselves.
+Instructions of taskbull's code have narrower limits than all instructions, because new releases of
+anyio and the event loops may change theirs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """No call blocks the server: with any backlog, each call does bounded work.
 
-How long a call takes depends on the machine; the commands that it makes and the bytes that it moves
-do not. They are counted around each call of an operation, with few jobs and with many: the most
-that a call does may not be more.
+The duration of a call depends on the machine. Its commands and bytes do not, so the tests count
+them for each call of an operation, with few jobs and with many. The maximum per call must not grow.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def test_a_call_does_no_more_however_many_jobs_there_are(
     url = lone_server.url
     counter = Counter(parse(url))
     jobs = OPERATIONS[operation].many
-    play(operation, url, counter.count, 2)  # loads the scripts: a job alone has one of its own
+    play(operation, url, counter.count, 2)  # Loads the scripts. A single job has a separate one.
     few = most(play(operation, url, counter.count, jobs // 10))
     many = most(play(operation, url, counter.count, jobs))
     counter.close()

@@ -49,7 +49,7 @@ WORKER_WAS = {
     10: {"commands": 11_827, "scripts": 204},
     1: {"commands": 25_030, "scripts": 1_004},
 }
-"""Of 1,000 jobs in a worker that runs so many at once, with its start and stop."""
+"""For 1,000 jobs in a worker with this concurrency, including its start and stop."""
 
 WORKER_SLACK = 0.15
 WORKER_JOBS = 2000

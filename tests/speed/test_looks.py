@@ -50,7 +50,7 @@ LOOKS: dict[str, Look] = {
 }
 
 MOST = {"commands": 1_250, "sent": 262_144}
-"""What any of them may make the server do: a command in a script takes about a microsecond."""
+"""Maximum work of the server for each read. A command in a script takes about a microsecond."""
 
 FEW, MANY = 1_000, 120_000
 

@@ -12,7 +12,7 @@ from tests.store.sample import count
 
 
 class Load:
-    """Each caller counts in a field of its own; `stop` lets all of them end."""
+    """Each caller counts in its own field. `stop` ends all of them."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class Load:
                 self.seen["maybe executed"] += 1
 
     async def answered(self, more: int) -> None:
-        """Return when so many more calls have been answered."""
+        """Wait until this many more calls have been answered."""
         self._reached = anyio.Event()
         self._goal = self.seen["answered"] + more
         await self._reached.wait()

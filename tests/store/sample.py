@@ -71,9 +71,9 @@ def bulk(text: bytes) -> bytes:
 
 
 class Peer:
-    """A TCP server of our own, for its `with` block: `answer` gives the bytes for each command.
+    """A TCP server for a `with` block. `answer` returns the bytes for each command.
 
-    None closes the connection. It keeps the commands that came, in `heard`.
+    None closes the connection. `heard` contains the received commands.
     """
 
     def __init__(self, answer: Callable[[Words], bytes | None] = greet) -> None:

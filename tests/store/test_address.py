@@ -439,5 +439,5 @@ def test_no_url_however_wrong_shows_its_password(form: str, password: str, encod
         shown = "".join(traceback.format_exception(error))
     else:
         shown = str(address)
-    if form != "redis://anna:{}":  # a host and a port, as far as anybody can tell
+    if form != "redis://anna:{}":  # It looks like a host and a port.
         assert "xyzzy" not in shown.lower()

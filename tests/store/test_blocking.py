@@ -74,7 +74,7 @@ async def test_nothing_comes_of_a_wait_that_times_out(server: Reachable, prefix:
     async with open_store(parse(server.url)) as store:
         line = store.blocking(prefix)
         assert await line.execute(("BZPOPMIN", prefix, 0.05), 0.05) is None
-        assert await line.execute(("PING",), 1) == b"PONG"  # the same connection goes on
+        assert await line.execute(("PING",), 1) == b"PONG"  # The same connection continues.
         await line.close()
 
 

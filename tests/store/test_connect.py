@@ -22,7 +22,7 @@ pytestmark = pytest.mark.parametrize("server", [VALKEY_9], indirect=True)
 
 @contextmanager
 def no_free_threads() -> Iterator[None]:
-    """Hold all threads that the event loop has for everybody."""
+    """Occupy all threads that the event loop shares."""
     with ExitStack() as stack:
         if on_trio():
             limiter = to_thread.current_default_thread_limiter()

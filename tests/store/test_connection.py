@@ -225,7 +225,7 @@ async def test_after_its_block_a_store_refuses_calls(server: Reachable, prefix: 
         await store.run(count(prefix))
 
 
-async def test_calls_that_wait_when_a_store_ends_are_told(server: Reachable, prefix: str) -> None:
+async def test_waiting_calls_fail_when_a_store_closes(server: Reachable, prefix: str) -> None:
     errors: list[Exception] = []
     changes: list[Change] = []
     with proxy_to(server) as proxy, fail_after(LIMIT):

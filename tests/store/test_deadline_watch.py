@@ -45,7 +45,7 @@ async def test_a_call_with_less_time_ends_before_one_that_began_earlier() -> Non
         async with create_task_group() as tasks:
             tasks.start_soon(calls.wait, 1000.0)
             await checkpoint()
-            await checkpoint()  # somebody watches by now
+            await checkpoint()  # The watch is running by now.
             await calls.wait(0.01)
             tasks.cancel_scope.cancel()
     assert calls.ended == [0.01]

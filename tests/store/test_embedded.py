@@ -188,7 +188,7 @@ def test_a_server_that_nobody_uses_ends_and_its_data_stays(folder: Path) -> None
         client.set("x", 1)
         [program] = programs(path)
         wait_until(lambda: asked(client) > 6, "the program has looked often")
-        assert client.ping()  # it is in use as long as somebody is connected
+        assert client.ping()  # It is in use while a client is connected.
     wait_until(lambda: not lives(pid), "the server has ended")
     wait_until(lambda: not lives(program), "so has its program")
     with client_of(start_or_join(folder)) as client:
@@ -206,7 +206,7 @@ def test_the_program_ends_with_its_server(folder: Path, end: Callable[[Path], ob
     wait_until(lambda: not lives(program), "the program has ended")
 
 
-def test_a_server_whose_program_was_killed_goes_on_and_can_be_stopped(folder: Path) -> None:
+def test_a_server_whose_program_was_killed_continues_and_can_be_stopped(folder: Path) -> None:
     path = start_or_join(folder)
     pid = server_pid(path)
     [program] = programs(path)
@@ -312,7 +312,7 @@ def test_the_server_holds_no_file_of_its_starter_but_the_lock(folder: Path, tmp_
         path = start_or_join(folder)
     opened: set[str] = set()
     for descriptor in Path(f"/proc/{server_pid(path)}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile, as its log is after each line
+        with suppress(FileNotFoundError):  # Closed between writes, as the log is after each line.
             opened.add(os.readlink(descriptor))
     files = {Path(name).name for name in opened if name.startswith(str(tmp_path))}
     assert files - {"valkey.log"} == {"lock", "appendonly.aof.1.incr.aof"}

@@ -102,7 +102,7 @@ except ConfigurationError as error:
 
 
 @pytest.mark.parametrize(("limit", "said"), [(0, "free some space"), (700, "cannot start")])
-def test_a_disk_without_room_is_told(folder: Path, limit: int, said: str) -> None:
+def test_a_disk_without_room_is_reported(folder: Path, limit: int, said: str) -> None:
     # No disk is filled here; a limit on the size of files stops the same writes.
     done = subprocess.run(
         [sys.executable, "-c", FULL, folder, str(limit)],

@@ -103,7 +103,7 @@ def test_other_things_may_not_be_forbidden(place: int) -> None:
     ],
 )
 @pytest.mark.parametrize("primary_only", [False, True])
-def test_a_server_that_lets_us_have_no_name_is_used_all_the_same(
+def test_a_server_that_lets_us_have_no_name_is_used_anyway(
     refusal: str, primary_only: bool
 ) -> None:
     role = [[b"master", 0, []]] if primary_only else []
@@ -115,7 +115,7 @@ def test_a_server_that_lets_us_have_no_name_is_used_all_the_same(
         handshake.check(HERE, replies)
 
 
-def test_a_missing_or_wrong_password_is_told_with_the_server_and_the_setting() -> None:
+def test_a_missing_or_wrong_password_is_reported_with_the_server_and_the_setting() -> None:
     for code in ("NOAUTH", "WRONGPASS"):
         with pytest.raises(ServerRefused, match=rf"^Redis at localhost:7000: {code}.*URL") as told:
             Handshake(Credentials()).check(HERE, [ReplyError(f"{code} no."), b"PONG"])
@@ -154,7 +154,7 @@ def test_what_may_pass_is_waited_for(trouble: str) -> None:
         "ERR DB index is out of range",
     ],
 )
-def test_what_will_not_pass_is_refused_at_once(trouble: str) -> None:
+def test_what_will_not_pass_is_refused_immediately(trouble: str) -> None:
     with pytest.raises(ServerRefused, match=trouble[:12]) as caught:
         Handshake(Credentials(), 99).check(HERE, [ReplyError(trouble), info("7.0.0"), b"PONG"])
     assert caught.value.code == trouble.partition(" ")[0]
@@ -178,7 +178,7 @@ def test_what_will_not_pass_is_refused_at_once(trouble: str) -> None:
         ),
     ],
 )
-def test_an_error_of_the_network_is_told_in_words(
+def test_an_error_of_the_network_is_reported_in_words(
     error: Exception, expected: type[TaskbullError], message: str
 ) -> None:
     told = dial_error(HERE, error, 5.0, tls=False)
@@ -192,7 +192,7 @@ def without(first: bytes, reply: bytes | None) -> Callable[[Words], bytes | None
 
 
 def turned_away(message: bytes) -> Callable[[Words], bytes | None]:
-    """Say one error on a new connection and close it, as servers do that want nobody in."""
+    """Send one error on a new connection and close it, as servers that refuse clients do."""
     heard: list[Words] = []
 
     def answer(words: Words) -> bytes | None:
@@ -250,7 +250,7 @@ PEERS: list[Any] = [
 
 
 @pytest.mark.parametrize(("answer", "expected", "message"), PEERS)
-async def test_whom_a_store_meets_is_told_to_its_callers(
+async def test_callers_of_a_store_get_the_errors_of_its_peer(
     answer: Callable[[Words], bytes | None],
     expected: type[TaskbullError],
     message: str,
@@ -262,7 +262,7 @@ async def test_whom_a_store_meets_is_told_to_its_callers(
 
 
 @pytest.mark.parametrize(("answer", "expected", "message"), PEERS)
-def test_whom_a_sync_store_meets_is_told_to_its_callers(
+def test_callers_of_a_sync_store_get_the_errors_of_its_peer(
     answer: Callable[[Words], bytes | None],
     expected: type[TaskbullError],
     message: str,
@@ -272,7 +272,7 @@ def test_whom_a_sync_store_meets_is_told_to_its_callers(
         SyncStore(parse(peer.url)).run(count(prefix), timeout=1.0)
 
 
-async def test_a_refusal_is_told_once_and_the_next_call_tries_again(prefix: str) -> None:
+async def test_a_refusal_is_reported_once_and_the_next_call_tries_again(prefix: str) -> None:
     answers = {b"INFO": bulk(info("5.0.7"))}
     with Peer(lambda words: answers.get(words[0]) or greet(words)) as peer:
         async with open_store(parse(peer.url)) as store:

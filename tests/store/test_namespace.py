@@ -25,6 +25,6 @@ def test_a_queue_has_the_keys_that_its_server_needs(
 
 
 @pytest.mark.parametrize("prefix", ["", "x" * 256, "{}"])
-def test_a_prefix_that_no_queue_can_have_is_refused_at_once(prefix: str) -> None:
+def test_a_prefix_that_no_queue_can_have_is_refused_immediately(prefix: str) -> None:
     with pytest.raises(ConfigurationError, match="prefix"):
         Namespace(parse("redis+cluster://localhost"), prefix)

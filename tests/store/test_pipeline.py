@@ -226,7 +226,7 @@ def test_commands_that_nobody_wants_make_room_too() -> None:
     assert not pipeline.full
 
 
-def test_refused_commands_make_room_and_what_is_sent_goes_on() -> None:
+def test_refused_commands_make_room_and_what_is_sent_continues() -> None:
     pipeline = Pipeline()
     sent = queue(pipeline, "PING")
     pipeline.take()

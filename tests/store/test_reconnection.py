@@ -96,7 +96,7 @@ def test_a_first_connection_is_not_worth_a_line(caplog: pytest.LogCaptureFixture
 
 
 class Watch:
-    """Notes what a store tells, and waits for more of it."""
+    """Records the changes that a store reports, and waits for more of them."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
@@ -153,7 +153,7 @@ async def test_each_failed_try_is_one_line_without_traceback_or_password(
     assert "hush" not in caplog.text
 
 
-async def test_the_delays_grow_and_start_anew_after_a_success(
+async def test_the_delays_grow_and_start_again_after_a_success(
     private_server: PrivateServers, prefix: str
 ) -> None:
     server = private_server()
@@ -175,7 +175,7 @@ async def test_the_delays_grow_and_start_anew_after_a_success(
                 watch.changes.clear()
 
 
-async def test_used_up_attempts_are_told_with_the_last_reason(prefix: str) -> None:
+async def test_used_up_attempts_are_reported_with_the_last_reason(prefix: str) -> None:
     with Proxy(("127.0.0.1", 1)) as proxy:
         proxy.refuse()
         url = proxy.url
@@ -187,7 +187,7 @@ async def test_used_up_attempts_are_told_with_the_last_reason(prefix: str) -> No
     assert [wait.attempts for wait in watch.waits] == [1, 2]
 
 
-async def test_nobody_waits_any_more_and_so_nothing_is_tried(prefix: str) -> None:
+async def test_nothing_is_tried_without_waiting_callers(prefix: str) -> None:
     with Proxy(("127.0.0.1", 1)) as proxy:
         url = proxy.url
     watch = Watch()
@@ -214,9 +214,7 @@ async def test_a_password_is_not_shown_when_it_is_refused(
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 @pytest.mark.parametrize("ambient", [True, False])
-def test_a_folder_that_cannot_be_used_is_told_to_the_caller(
-    loop: str, ambient: bool, prefix: str
-) -> None:
+def test_an_unusable_folder_raises_an_error(loop: str, ambient: bool, prefix: str) -> None:
     address = parse("embedded:///proc/nowhere")
 
     async def call() -> None:
@@ -226,6 +224,6 @@ def test_a_folder_that_cannot_be_used_is_told_to_the_caller(
             async with open_store(address) as store:
                 await store.run(count(prefix))
 
-    # In an event loop of its own: an error that escapes into the loop's own task would end it.
+    # In a separate event loop, because an error in the loop's task would end it.
     with pytest.raises(ConfigurationError, match="cannot use the folder /proc/nowhere"):
         anyio.run(call, backend=loop)

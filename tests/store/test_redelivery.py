@@ -51,7 +51,7 @@ class Postman:
         self._insist = keep_trying
 
     def redeliver(self, first: Any) -> Any:
-        """Give the reply in which it ends, or raise."""
+        """Return the final reply, or raise its error."""
         redelivery = redeliver((ONE, first), self._limit, keep_trying=self._insist)
         answer = None
         try:
@@ -145,7 +145,7 @@ def test_a_move_ends_the_asking() -> None:
     ]
 
 
-def test_after_a_pause_the_way_is_looked_for_anew_without_asking() -> None:
+def test_after_a_pause_the_way_is_looked_for_again_without_asking() -> None:
     postman = Postman([TRYAGAIN, NOSCRIPT, b"ran"])
     assert postman.redeliver(ASK) == b"ran"
     assert postman.without_pauses == [Send(TWO, asking=True), Send(), Load(ONE), Send(ONE)]
@@ -223,14 +223,14 @@ def test_a_deadline_that_has_passed_allows_no_further_try() -> None:
     ("reply", "steps"),
     [(TRYAGAIN, []), (READONLY, [Leave(ONE, str(READONLY))]), (LOST, [Leave(ONE, str(LOST))])],
 )
-def test_who_does_not_insist_is_told_at_once(reply: Any, steps: list[Step]) -> None:
+def test_a_caller_without_retries_fails_immediately(reply: Any, steps: list[Step]) -> None:
     postman = Postman(keep_trying=False)
     with pytest.raises((ServerUnavailable, ConnectionLost)):
         postman.redeliver(reply)
     assert postman.steps == steps
 
 
-def test_who_does_not_insist_still_goes_where_the_call_belongs() -> None:
+def test_a_caller_without_retries_still_follows_redirections() -> None:
     postman = Postman([NOSCRIPT, b"ran"], keep_trying=False)
     assert postman.redeliver(ASK) == b"ran"
 

@@ -141,7 +141,7 @@ async def test_a_server_that_still_loads_its_data_is_waited_for(
 
 
 @pytest.mark.parametrize("kind", [VALKEY_9, REDIS_6, REDIS_7])
-async def test_a_server_that_loads_its_data_anew_is_waited_for(
+async def test_a_server_that_loads_its_data_again_is_waited_for(
     private_server: PrivateServers, kind: str, way: str, prefix: str
 ) -> None:
     debugging = {} if kind == REDIS_6 else {"enable-debug-command": "yes"}
@@ -258,7 +258,7 @@ async def test_a_slot_that_nobody_serves_is_reported_when_time_is_up(
 # No
 
 
-async def test_a_full_server_is_told_at_once_and_nothing_is_written(
+async def test_a_full_server_is_reported_immediately_and_nothing_is_written(
     own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     async with running(way, own.url) as run:
@@ -276,7 +276,7 @@ async def test_a_full_server_is_told_at_once_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("kind", [VALKEY_9, REDIS_6, REDIS_7])
-async def test_a_server_that_cannot_save_is_told_at_once(
+async def test_a_server_that_cannot_save_is_reported_immediately(
     private_server: PrivateServers, kind: str, way: str, prefix: str
 ) -> None:
     server = private_server({"save": "3600 1"}, kind=kind)
@@ -303,7 +303,7 @@ def saving_is(client: Any, status: str) -> bool:
     ("login", "code"), [("", "NOAUTH"), (":wrong@", "WRONGPASS"), ("anna:wrong@", "WRONGPASS")]
 )
 @pytest.mark.parametrize("kind", [VALKEY_9, REDIS_6, REDIS_7])
-async def test_who_is_not_let_in_is_told_at_once(
+async def test_a_rejected_login_fails_immediately(
     private_server: PrivateServers, kind: str, login: str, code: str, way: str, prefix: str
 ) -> None:
     server = private_server({"requirepass": "right"}, kind=kind)
@@ -324,7 +324,7 @@ async def test_who_is_not_let_in_is_told_at_once(
         ("+info +evalsha +script +hincrby", "ping"),
     ],
 )
-async def test_who_may_not_do_something_is_told_at_once(
+async def test_a_missing_permission_fails_immediately(
     own: ServerProcess, client: Any, way: str, prefix: str, rights: str, problem: str
 ) -> None:
     client.execute_command("ACL", "SETUSER", "anna", "on", ">pw", "~*", *rights.split())
@@ -433,7 +433,7 @@ def blocked(client: Any) -> list[str]:
     return [line.split()[0].removeprefix("id=") for line in lines if "cmd=bzpopmin" in line]
 
 
-async def test_a_server_that_becomes_a_replica_ends_the_wait_and_is_asked_anew(
+async def test_a_server_that_becomes_a_replica_ends_the_wait_and_is_asked_again(
     own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     if way == "sync":

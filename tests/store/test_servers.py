@@ -64,13 +64,13 @@ def test_a_single_server_is_the_only_one_for_sync_code(server: Reachable) -> Non
         assert store.run_on(only, PING, timeout=60) == "PONG"
 
 
-def test_sync_code_is_told_at_once_that_a_server_is_away() -> None:
+def test_sync_code_gets_an_error_immediately_if_a_server_is_unavailable() -> None:
     store = SyncStore(parse("redis://127.0.0.1:1"))
     with pytest.raises(ConnectionLost, match="refused"):
         store.run_on(store.servers()[0], PING)
 
 
-async def test_async_code_is_told_in_time_that_a_server_is_away() -> None:
+async def test_async_code_gets_an_error_in_time_if_a_server_is_unavailable() -> None:
     async with open_store(parse("redis://127.0.0.1:1")) as store:
         with pytest.raises(ConnectionLost, match="refused"):
             await store.run_on(NOBODY, PING, timeout=1.0)

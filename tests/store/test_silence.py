@@ -221,7 +221,7 @@ def test_idle_connections_after_a_burst_of_threads_are_few(  # F23
     store.close()
 
 
-async def test_a_server_that_takes_no_writes_is_told_with_the_reason_and_not_each_time(  # G10
+async def test_a_server_that_takes_no_writes_is_reported_with_the_reason_and_not_each_time(  # G10
     private_server: PrivateServers, prefix: str
 ) -> None:
     server = private_server({"replicaof": "127.0.0.1 1"})

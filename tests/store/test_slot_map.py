@@ -110,7 +110,7 @@ def test_a_moved_slot_is_where_it_was_said_to_be_and_no_other() -> None:
 
 def test_a_forgotten_map_still_knows_whom_to_ask() -> None:
     found = drawn(asked=TWO)
-    found.doubt()
+    found.mark_stale()
     assert found.known(FOO) is None
     assert found.masters == []
     assert found.nodes_to_ask() == [TWO, ONE, SEED]  # who drew it first: it has answered before

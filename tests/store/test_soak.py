@@ -103,7 +103,7 @@ class Troublemaker:
                 self._proxy.heal()  # Open connections stay dead. A new one works.
 
 
-async def test_no_reply_goes_astray_and_no_script_runs_more_often_than_told(
+async def test_no_reply_is_misdelivered_and_no_script_runs_more_often_than_reported(
     private_server: PrivateServers, prefix: str
 ) -> None:
     server = private_server()

@@ -68,7 +68,7 @@ async def test_a_call_is_at_the_server_though_nobody_gives_way(
         await store.run(count(prefix))
         store.start(count(prefix), Taker())
         runs = 1
-        for _ in range(10_000):  # the event loop stands still
+        for _ in range(10_000):  # The event loop is blocked.
             runs = int(admin.hget(prefix, "runs") or 0)
             if runs == 2:
                 break

@@ -33,7 +33,7 @@ def test_the_end_can_be_read(pair: tuple[PlainSocket, socket.socket]) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0, -1])
-def test_nobody_waits_for_longer_than_was_said(
+def test_no_caller_waits_longer_than_its_limit(
     pair: tuple[PlainSocket, socket.socket], seconds: float
 ) -> None:
     with pytest.raises(TimeoutError):
@@ -48,7 +48,7 @@ def test_sending_waits_for_room_and_no_longer(pair: tuple[PlainSocket, socket.so
         while True:
             sent.append(own.send(b"x" * 65536, 0.01))
 
-    with pytest.raises(TimeoutError):  # nobody reads
+    with pytest.raises(TimeoutError):  # The peer does not read.
         fill()
     left = sum(sent)
     while left:

@@ -204,7 +204,7 @@ sys.exit(status)
 
 
 @pytest.mark.parametrize(("how", "processes"), [("fork", 2), ("multiprocessing", 3)])
-def test_parent_and_child_go_on_with_connections_of_their_own(
+def test_parent_and_child_continue_with_connections_of_their_own(
     server: Reachable, admin: redis.Redis, prefix: str, how: str, processes: int
 ) -> None:
     ended = subprocess.run(
@@ -529,7 +529,7 @@ def test_the_death_of_the_primary_is_outlived(sentinels: SentinelSet, prefix: st
             assert client.hget(prefix, "after") == "1"
 
 
-def test_sentinels_are_told_their_own_login(private_server: PrivateServers, prefix: str) -> None:
+def test_sentinels_get_their_own_login(private_server: PrivateServers, prefix: str) -> None:
     server = private_server({"requirepass": "hush"})
     options = {
         "requirepass": "watchword",

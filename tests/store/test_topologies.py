@@ -13,7 +13,7 @@ from tests.servers.waiting import plain_client
 
 
 def refusal(node: Node, *command: str) -> str:
-    """Give the error with which the node answers a command."""
+    """Return the error that the node replies to a command."""
     with pytest.raises(redis.ResponseError) as error:
         node.run(*command)
     return type(error.value).__name__

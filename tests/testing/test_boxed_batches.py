@@ -83,9 +83,7 @@ def words(request: pytest.FixtureRequest, app: App) -> Words:
     return Words(app, request.param)
 
 
-async def test_what_is_due_at_the_same_instant_is_called_at_once(
-    app: App, words: Words, run: RunBox
-) -> None:
+async def test_jobs_due_at_the_same_time_run_together(app: App, words: Words, run: RunBox) -> None:
     with recorded(app) as box:
         jobs = await app.aenqueue([words.work.job(word) for word in ("a", "b", "bad", "d")])
         later = await app.aenqueue([words.work.options(delay=5).job("later")])
@@ -229,7 +227,7 @@ async def test_other_resources_may_be_given_then_no_lifespan_runs(app: App, run:
     assert entered == []
 
 
-async def test_a_task_that_wants_what_nobody_yields_is_told(app: App, run: RunBox) -> None:
+async def test_a_task_whose_lifespan_value_is_missing_is_reported(app: App, run: RunBox) -> None:
     @app.task
     def plain(model: str = from_lifespan()) -> str:
         return model
@@ -244,7 +242,7 @@ async def test_a_task_that_wants_what_nobody_yields_is_told(app: App, run: RunBo
         assert job.result() == "fake"
 
 
-async def test_a_lifespan_that_fails_is_told(app: App, run: RunBox) -> None:
+async def test_a_lifespan_that_fails_is_reported(app: App, run: RunBox) -> None:
     def connect() -> str:
         raise LookupError("no database")
 

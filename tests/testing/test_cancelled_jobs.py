@@ -178,7 +178,7 @@ def test_a_job_expires_by_the_time_of_the_box(shop: Shop) -> None:
     assert shop.ran == ["early"]
 
 
-def test_a_retry_that_would_begin_too_late_fails_at_once(shop: Shop) -> None:
+def test_a_retry_that_would_begin_too_late_fails_immediately(shop: Shop) -> None:
     with recorded(shop.app) as box:
         job = shop.plain.options(expires=90, attempts=9).delay("a", "retry")
         box.run(check=False)

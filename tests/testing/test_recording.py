@@ -95,7 +95,9 @@ def test_expected_values_may_have_the_types_of_the_arguments(shop: Shop) -> None
 
 
 @pytest.mark.parametrize("expected", [{"to": "bob"}, {"delay": 61}])
-def test_what_was_not_enqueued_is_told_with_what_was(shop: Shop, expected: Any) -> None:
+def test_jobs_that_were_not_enqueued_are_reported_with_those_that_were(
+    shop: Shop, expected: Any
+) -> None:
     with recorded(shop.app) as box:
         shop.send.options(delay=60).delay("ann", "Hi")
         with pytest.raises(AssertionError, match=r"send\(to='ann', subject='Hi'\) with delay=60"):

@@ -42,7 +42,7 @@ def test_a_daily_task_runs_once_a_day(app: App) -> None:
     assert len(regions) == 6
 
 
-def test_an_interval_begins_at_once_and_jobs_enqueue_others(app: App) -> None:
+def test_an_interval_begins_immediately_and_jobs_enqueue_others(app: App) -> None:
     polls: list[float] = []
     sent: list[str] = []
 

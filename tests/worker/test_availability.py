@@ -48,10 +48,10 @@ LOST, TRIED, BACK = events.RedisLost, events.ReconnectFailed, events.RedisBack
             [LOST, TRIED, TRIED, BACK],
             False,
         ),
-        ([failed(part="a"), back("b")], [LOST, TRIED], True),  # that part was never away
+        ([failed(part="a"), back("b")], [LOST, TRIED], True),  # That part was never unavailable.
     ],
 )
-def test_an_outage_is_told_once(
+def test_an_outage_is_reported_once(
     changes: list[Change], kinds: list[type[events.Event]], is_lost: bool
 ) -> None:
     availability, heard = told(*changes)

@@ -39,13 +39,13 @@ async def test_it_waits_for_retries(bed: WorkerBed) -> None:
     assert bed.record.jobs(events.Completed) == [job.id]
 
 
-async def test_it_does_not_wait_longer_than_it_is_told(bed: WorkerBed) -> None:
+async def test_it_does_not_wait_longer_than_its_limit(bed: WorkerBed) -> None:
     job = await bed.queue.add("soon", delay=5)
     await bed.worker(echo, burst_wait=0).run(burst=True)
     assert await bed.queue.get_state(job.id) == "delayed"
 
 
-async def test_a_job_that_comes_back_for_ever_does_not_keep_it_alive(bed: WorkerBed) -> None:
+async def test_a_job_that_comes_back_forever_does_not_keep_it_alive(bed: WorkerBed) -> None:
     async def snooze(job: RunningJob) -> None:
         raise Snooze(0.01)
 

@@ -20,7 +20,7 @@ FAR = 3600
 
 
 class Parent:
-    """A job that spawns two children, which start after so many seconds; then it waits."""
+    """A job that spawns two children, which start after this many seconds, and then waits."""
 
     def __init__(self, bed: WorkerBed, *delays: int) -> None:
         self._bed = bed
@@ -61,7 +61,7 @@ async def test_children_are_cancelled_when_their_running_parent_has_ended(bed: W
     assert bed.admin.keys(f"{bed.keys.base}tb:cancelling*") == []
 
 
-async def test_a_child_that_runs_goes_on(bed: WorkerBed) -> None:
+async def test_a_child_that_runs_continues(bed: WorkerBed) -> None:
     handler = Parent(bed, 0, FAR)
     with fail_after(LIMIT):
         async with bed.worker(handler, concurrency=2, shutdown_timeout=0).running():
@@ -81,14 +81,14 @@ async def test_a_parent_that_would_wait_for_its_children_takes_them_along(bed: W
         async with bed.worker(handler, concurrency=1).running():
             parent = await bed.queue.add("waits")
             await handler.spawned.wait()
-            # As if the worker could not be told in time: only the mark is there.
+            # As if the worker could not be notified in time: only the mark exists.
             bed.admin.hset(bed.keys.job(parent.id), "defa", "cancelled: enough")
             handler.go.set()
             await until(lambda: bed.admin.zcard(bed.keys.failed) == 3)
     await _check_cancelled(bed, parent, handler.ids)
 
 
-async def test_the_children_of_a_parent_that_ends_by_its_own_error_go_on(bed: WorkerBed) -> None:
+async def test_the_children_of_a_parent_that_ends_by_its_own_error_continue(bed: WorkerBed) -> None:
     handler = Parent(bed, 0, FAR)
     with fail_after(LIMIT):
         async with bed.worker(handler, concurrency=1, shutdown_timeout=0).running():

@@ -358,7 +358,7 @@ async def test_a_plain_function_sees_it_while_the_event_loop_is_blocked(bed: Wor
     await _check_cancelled(bed, handle.id, failed)
 
 
-async def test_a_reader_whose_connection_is_killed_goes_on(bed: WorkerBed) -> None:
+async def test_a_reader_whose_connection_is_killed_continues(bed: WorkerBed) -> None:
     one, two = await bed.queue.add_bulk([("work", {})] * 2)
     async with bed.worker(Sleeper(), heartbeat_interval=60, lock_duration=120).running():
         await bed.record.wait_for(events.Started, 2)
@@ -414,7 +414,7 @@ async def test_a_task_may_say_by_itself_that_it_is_cancelled(bed: WorkerBed) -> 
 
 
 async def test_a_request_that_comes_before_its_job_is_kept_for_it(bed: WorkerBed) -> None:
-    """The reply that brings the job is slower than the message that it is to stop."""
+    """The reply with the job arrives after the request to stop it."""
     ran: list[str] = []
 
     async def handler(job: RunningJob) -> None:
@@ -468,9 +468,7 @@ async def test_a_function_reads_why_it_is_to_stop(bed: WorkerBed) -> None:
 
 
 @pytest.mark.parametrize("state", ["waiting", "delayed"])
-async def test_who_waits_for_the_result_of_a_cancelled_job_is_told_at_once(
-    bed: WorkerBed, state: str
-) -> None:
+async def test_waiting_for_a_cancelled_job_fails_immediately(bed: WorkerBed, state: str) -> None:
     delay = 60 if state == "delayed" else None
     for keep in (Keep.all(), Keep.none()):
         handle = await bed.queue.add("work", delay=delay, keep_failed=keep)

@@ -57,7 +57,9 @@ async def test_a_worker_that_was_cut_off_learns_of_it_when_it_is_back(bed: Worke
 
 @pytest.mark.parametrize("server", KINDS[:1], indirect=True)
 @pytest.mark.parametrize("state", ["waiting", "removed", "active", "with children"])
-async def test_a_caller_whose_reply_is_lost_is_told_the_truth(bed: WorkerBed, state: str) -> None:
+async def test_a_caller_whose_reply_is_lost_gets_the_true_outcome(
+    bed: WorkerBed, state: str
+) -> None:
     plain = await bed.queue.add("work")
     if state == "removed":
         bed.admin.hset(bed.keys.job(plain.id), "opts", '{"removeOnFail":true}')

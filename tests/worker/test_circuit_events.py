@@ -12,7 +12,7 @@ FAILED = Fail(Failure(Category.UNKNOWN, "no", "no", ValueError("no")), Verdict.P
 
 
 class SetClock(Clock):
-    """A clock that shows what it is told."""
+    """A clock that tests set by hand."""
 
     time = 100.0
 
@@ -21,7 +21,7 @@ class SetClock(Clock):
 
 
 class SetAlarm(Alarm):
-    """An alarm that remembers the times to which it was set."""
+    """An alarm that records the times it was set to."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -62,7 +62,7 @@ async def test_it_rings_once_at_the_earliest_time(
         assert [await rung.turn(seconds) for seconds in turns] == rings
 
 
-async def test_what_is_past_rings_at_once() -> None:
+async def test_what_is_past_rings_immediately() -> None:
     async with running() as rung:
         rung.set(-1)
         assert await rung.turn(0) == 1

@@ -32,7 +32,7 @@ async def test_a_job_is_run_and_its_result_is_kept(bed: WorkerBed) -> None:  # F
     assert await bed.count("completed") == 1
 
 
-async def test_each_start_is_told_before_its_end_with_worker_and_queue(bed: WorkerBed) -> None:
+async def test_each_start_is_reported_before_its_end_with_worker_and_queue(bed: WorkerBed) -> None:
     await bed.queue.add("greet")
     worker = bed.worker(echo, worker_id="me")
     async with worker.running():
@@ -53,7 +53,7 @@ async def test_jobs_start_in_order_of_priority(bed: WorkerBed) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 7, 120])
-async def test_no_more_jobs_run_or_are_taken_at_once_than_there_are_slots(
+async def test_no_more_jobs_run_concurrently_than_there_are_slots(
     bed: WorkerBed, concurrency: int
 ) -> None:
     running = most_running = most_active = 0
@@ -90,7 +90,9 @@ async def test_all_slots_are_used_by_jobs_that_wait_for_each_other(bed: WorkerBe
         await bed.record.wait_for(events.Completed, 20)
 
 
-async def test_a_job_that_is_added_while_the_worker_waits_is_run_at_once(bed: WorkerBed) -> None:
+async def test_a_job_that_is_added_while_the_worker_waits_is_run_immediately(
+    bed: WorkerBed,
+) -> None:
     async with bed.worker(echo, drain_delay=60).running():
         for number in range(1, 4):
             await bed.queue.add("one")
@@ -326,7 +328,7 @@ async def test_a_worker_runs_once_at_a_time(bed: WorkerBed) -> None:
         await bed.record.wait_for(events.Completed)
 
 
-async def test_of_two_starts_at_once_one_is_refused(bed: WorkerBed) -> None:
+async def test_one_of_two_concurrent_starts_is_refused(bed: WorkerBed) -> None:
     worker, refused = bed.worker(echo), 0
 
     async def start() -> None:

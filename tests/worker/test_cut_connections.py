@@ -138,7 +138,7 @@ async def test_each_job_ends_once_though_links_fall_silent(
     way: tuple[WorkerBed, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed, proxy = way
-    # Users cannot set it, and nobody wants to wait for the usual ten seconds.
+    # Users cannot set it. The default of ten seconds is too long for a test.
     impatient = partial(ConnectionOptions, response_timeout=0.3, connect_timeout=0.3)
     monkeypatch.setattr("taskbull.worker.worker.ConnectionOptions", impatient)
     chores = Chores(bed, Random(SEED))

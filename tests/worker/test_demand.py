@@ -13,14 +13,14 @@ def demand(
     *,
     occupied: int = 0,
     asked: int = 0,
-    under_way: int = 0,
+    in_flight: int = 0,
     wants_jobs: bool = True,
 ) -> Demand:
     made = Demand(concurrency)
-    made.occupied, made.asked, made.under_way, made.wants_jobs = (
+    made.occupied, made.asked, made.in_flight, made.wants_jobs = (
         occupied,
         asked,
-        under_way,
+        in_flight,
         wants_jobs,
     )
     return made
@@ -55,7 +55,7 @@ def test_a_circuit_breaker_has_the_last_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "outcomes", "apart", "want"),
+    ("state", "outcomes", "unbatched", "want"),
     [
         # No call is in flight, so anything due is sent.
         (demand(occupied=10), 1, 0, 0),
@@ -66,23 +66,23 @@ def test_a_circuit_breaker_has_the_last_word() -> None:
         (demand(occupied=10, wants_jobs=True), 0, 0, None),
         (demand(100), 0, 0, BATCH),
         # One is in flight. Another one is sent for half of the slots.
-        (demand(occupied=10, under_way=1), 4, 0, None),
-        (demand(occupied=5, under_way=1), 5, 0, 5),
-        (demand(occupied=6, under_way=1), 0, 0, None),
-        (demand(occupied=5, under_way=1), 0, 0, 5),
-        (demand(occupied=5, under_way=1, wants_jobs=False), 0, 0, None),
-        (demand(1, under_way=1), 1, 0, 1),
+        (demand(occupied=10, in_flight=1), 4, 0, None),
+        (demand(occupied=5, in_flight=1), 5, 0, 5),
+        (demand(occupied=6, in_flight=1), 0, 0, None),
+        (demand(occupied=5, in_flight=1), 0, 0, 5),
+        (demand(occupied=5, in_flight=1, wants_jobs=False), 0, 0, None),
+        (demand(1, in_flight=1), 1, 0, 1),
         # The number of calls in flight is limited.
-        (demand(under_way=CALLS), 50, 0, None),
+        (demand(in_flight=CALLS), 50, 0, None),
         # After a refusal, outcomes are sent one by one, without fetching.
         (demand(), 3, 3, 0),
-        (demand(under_way=1), 50, 1, None),
+        (demand(in_flight=1), 50, 1, None),
     ],
 )
 def test_when_a_call_is_due_and_what_it_asks_for(
-    state: Demand, outcomes: int, apart: int, want: int | None
+    state: Demand, outcomes: int, unbatched: int, want: int | None
 ) -> None:
-    assert state.due(outcomes, apart) == want
+    assert state.due(outcomes, unbatched) == want
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class Denied:
         return sum(int(entry["count"]) for entry in log if entry["username"] == self.user)
 
     def tried(self, before: int, has_ended: Callable[[], bool]) -> bool:
-        """Tell whether the worker has met the denial, or can do without the command."""
+        """Return True if the worker got the denial, or does not need the command."""
         return has_ended() or self.denials() > before
 
     def all_completed(self) -> bool:

@@ -67,7 +67,7 @@ async def test_a_job_fetched_too_late_fails_without_running(bed: WorkerBed, kind
             await handle.aresult(timeout=60)
 
 
-async def test_a_job_that_is_not_kept_when_it_expires_is_told_of_by_its_event(
+async def test_a_job_that_is_not_kept_when_it_expires_is_reported_by_its_event(
     bed: WorkerBed,
 ) -> None:
     handle = await bed.queue.add("work", expires=60, keep_failed=Keep.none())
@@ -127,7 +127,7 @@ async def test_what_can_never_begin_in_time_is_refused(
     assert bed.admin.keys(f"{bed.prefix}:*") == []
 
 
-async def test_a_retry_that_would_begin_too_late_fails_at_once(bed: WorkerBed) -> None:
+async def test_a_retry_that_would_begin_too_late_fails_immediately(bed: WorkerBed) -> None:
     async def handler(_: RunningJob) -> None:
         raise ValueError("broke")
 
@@ -147,7 +147,7 @@ async def test_a_retry_that_would_begin_too_late_fails_at_once(bed: WorkerBed) -
     assert "ValueError: broke" in job.stacktrace[-1]
 
 
-async def test_a_snooze_beyond_it_fails_at_once_and_one_before_it_does_not(
+async def test_a_snooze_beyond_it_fails_immediately_and_one_before_it_does_not(
     bed: WorkerBed,
 ) -> None:
     async def handler(job: RunningJob) -> None:

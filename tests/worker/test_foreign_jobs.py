@@ -26,7 +26,7 @@ async def stumble(job: Any) -> None:
 
 
 def put(bed: WorkerBed, job_id: str | bytes, opts: str = "{}", **fields: Any) -> None:
-    """Write a waiting job as somebody else might."""
+    """Write a waiting job as another program might."""
     plain: dict[Any, Any] = {
         "name": "n",
         "data": "{}",

@@ -55,7 +55,7 @@ class Forger:
         return f"{odd}-{number}".encode()
 
     def hash(self) -> dict[Any, Any]:
-        """Give the fields of a job, of which any may be missing or wrong."""
+        """Return the fields of a job. Any of them may be missing or invalid."""
         choose, chance = self._random.choice, self._random.random
         fields = {"name": choose(TEXTS), "data": choose(TEXTS) if chance() < 0.2 else "{}"}
         for name in NUMERIC:
@@ -173,7 +173,7 @@ async def test_every_hostile_job_ends_and_the_worker_lives(  # F1, F6, F7, F21
 
 
 def _is_no_job(raw: bytes, fields: dict[bytes, bytes]) -> bool:
-    """Tell whether no worker can be told of it, or it seems to be a scheduler."""
+    """Return True if no worker can be notified of it, or if it looks like a scheduler."""
     if raw.startswith(b"repeat:") and b"timestamp" not in fields:
         return True
     return _text(raw) is None and not fields  # it had failed, and was trimmed since then

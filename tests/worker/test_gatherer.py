@@ -218,7 +218,7 @@ async def test_a_single_attempt_is_not_a_last_of_several(bed: WorkerBed) -> None
     assert calls.sizes == [3]
 
 
-async def test_a_thread_that_outlives_its_batch_is_told(
+async def test_a_thread_that_outlives_its_batch_is_reported(
     bed: WorkerBed,
 ) -> None:
     over = threading.Event()

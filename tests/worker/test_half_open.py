@@ -14,7 +14,7 @@ from tests.servers.waiting import wait_until
 from tests.worker.bed import Recorder, echo
 
 SOON = 10.0
-"""Half of what it took when nobody looked: a wait of 6 s at the marker, and 10 s for an answer."""
+"""Half of the time without the check: a wait of 6 s at the marker, and 10 s for a reply."""
 
 
 async def test_an_idle_worker_notices_and_takes_the_next_job(

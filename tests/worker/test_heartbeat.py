@@ -62,7 +62,7 @@ class Trips:
 
 
 async def calls_of_a_round(url: str, prefix: str, queues: int) -> Counter[str]:
-    """Count the calls of functions in which a heartbeat renews all locks once."""
+    """Count the function calls of one heartbeat that renews all locks."""
     address = address_of(url)
     reporter = Reporter(Listeners(), "w", "")
     posted: list[Any] = []

@@ -67,7 +67,7 @@ async def test_a_slot_that_is_on_two_nodes_for_long_costs_no_job_and_no_lock(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # F3, F4
     caplog.set_level(logging.CRITICAL, "taskbull")
-    monkeypatch.setattr(protocol, "PATIENCE", 0.5)  # each call is refused many times meanwhile
+    monkeypatch.setattr(protocol, "PATIENCE", 0.5)  # Each call is refused many times until then.
     chores = Chores(bed, Random(SEED))
     held = HeldChores(bed, chores)
     await held.add("during", 5)
@@ -206,7 +206,7 @@ def _kill_waiting(node: Node) -> None:
 async def test_locks_on_living_masters_survive_a_dead_one(
     cluster: Cluster, prefix: str, request: pytest.FixtureRequest
 ) -> None:  # F11
-    """Many queues of a frozen node are to be renewed before the one whose node lives."""
+    """Many queues of a frozen node are due for renewal before the one whose node is up."""
     frozen, living = cluster.masters[1], cluster.masters[2]
     names = _queues_on(cluster, frozen, prefix, 6) + _queues_on(cluster, living, prefix, 1)
     last = names[-1]

@@ -84,7 +84,7 @@ class Herd:
         ]
 
     async def kill(self, worker_id: str, process: subprocess.Popen[bytes]) -> float:
-        """Kill a worker; give the seconds after which the last of its jobs waited again."""
+        """Kill a worker. Return the seconds until the last of its jobs was waiting again."""
         process.kill()
         process.wait()
         killed_at = monotonic()

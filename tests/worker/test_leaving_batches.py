@@ -29,7 +29,7 @@ async def states(jobs: list[JobHandle[Any]]) -> list[JobState]:
 
 
 class Spared:
-    """An async function that is cancelled, and then does as it is told."""
+    """An async function that returns or raises through `end` when it is cancelled."""
 
     def __init__(self, end: Callable[[Batch], Any]) -> None:
         self._end = end

@@ -53,7 +53,7 @@ def test_a_listener_that_chooses_is_asked_each_time() -> None:
     assert not listeners.wanted(events.Started)
 
 
-def test_a_listener_that_fails_when_asked_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_fails_when_asked_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Choosy):
         def wants(self, kind: type[events.Event]) -> bool:
             raise ValueError(kind)
@@ -78,7 +78,7 @@ def test_log_lines_are_wanted_at_their_level(caplog: pytest.LogCaptureFixture) -
     assert not listeners.wanted(events.Swept)  # it has no line
 
 
-def test_each_job_of_a_batch_is_told_to_those_who_hear(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_job_of_a_batch_has_events(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, LOGGER)
     listeners, choosy = Listeners(), Choosy(events.Completed)
     listeners.on(events.Event, LogLines())
@@ -90,7 +90,7 @@ def test_each_job_of_a_batch_is_told_to_those_who_hear(caplog: pytest.LogCapture
     ]
 
 
-def test_completed_jobs_that_nobody_hears_of_are_not_told() -> None:
+def test_completed_events_without_a_listener_are_not_emitted() -> None:
     listeners, choosy = Listeners(), Choosy()
     listeners.on(events.Event, choosy)
     reporter = Reporter(listeners, "me", "q")

@@ -51,18 +51,18 @@ def test_what_comes_back_is_before_all_others() -> None:
 
 def test_after_a_refusal_those_that_wait_go_one_by_one() -> None:
     outbox = filled(run("1"), run("2"))
-    outbox.apart = len(outbox)
+    outbox.unbatched = len(outbox)
     outbox.extend([run("3"), run("4")])
     batches = [ids(outbox.gather()) for _ in range(3)]
     assert batches == [["1"], ["2"], ["3", "4"]]
-    assert not outbox.apart
+    assert not outbox.unbatched
 
 
 def test_one_that_was_sent_by_itself_and_comes_back_goes_by_itself_again() -> None:
     outbox = filled(run("1"), run("2"))
-    outbox.apart = len(outbox)
+    outbox.unbatched = len(outbox)
     batch = outbox.gather()
-    outbox.put_back(batch, apart=True)
+    outbox.put_back(batch, unbatched=True)
     assert ids(outbox.gather()) == ["1"]
 
 

@@ -132,7 +132,7 @@ async def test_a_job_out_of_attempts_fails_with_its_reason_and_stacks(bed: Worke
 
 
 @pytest.mark.parametrize("error", [PermanentError("no"), UnrecoverableError("no")])
-async def test_a_permanent_error_fails_at_once(bed: WorkerBed, error: Exception) -> None:
+async def test_a_permanent_error_fails_immediately(bed: WorkerBed, error: Exception) -> None:
     await bed.queue.add("work", attempts=5)
     async with bed.worker(raising(lambda _: error)).running():
         [failed] = await bed.record.wait_for(events.Failed)
@@ -234,7 +234,7 @@ async def test_sys_exit_in_a_handler_fails_the_job_and_not_the_worker(bed: Worke
         await bed.record.wait_for(events.Completed)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # on trio nobody else can cancel
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # On trio, no other code can cancel it.
 async def test_a_cancellation_of_the_handlers_own_is_a_failure(bed: WorkerBed) -> None:
     async def handler(job: RunningJob) -> None:
         if job.name == "work":
@@ -265,7 +265,7 @@ async def test_a_doomed_job_fails_without_being_run(bed: WorkerBed) -> None:
     assert not ran
 
 
-async def test_a_stalled_job_is_put_back_and_run_and_told(bed: WorkerBed) -> None:  # FR-3
+async def test_a_stalled_job_is_put_back_and_run_and_reported(bed: WorkerBed) -> None:  # FR-3
     handle = await bed.queue.add("work")
     [_] = await bed.queue.get_jobs("waiting")
     bed.admin.lmove(bed.keys.wait, bed.keys.active, "RIGHT", "LEFT")  # a worker that died

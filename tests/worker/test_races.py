@@ -122,7 +122,7 @@ async def test_a_job_whose_lock_another_took_is_lost(bed: WorkerBed, policy: str
     assert ends(bed) == Counter()
 
 
-async def test_a_finish_without_the_lock_is_told_as_lost(bed: WorkerBed) -> None:  # FR-2
+async def test_a_finish_without_the_lock_is_reported_as_lost(bed: WorkerBed) -> None:  # FR-2
     held = Held()
     handle = await bed.queue.add("work")
     async with bed.worker(held, stalled_interval=FAR).running():
@@ -266,7 +266,7 @@ async def test_two_workers_and_a_sweep_end_each_job_once(
 async def test_locks_that_are_removed_at_random_end_each_job_once(
     bed: WorkerBed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A lock that is gone lets the sweep give the job to another: whoever ends it first has it."""
+    """Without its lock, the sweep gives the job to another worker. The first to finish it wins."""
     caplog.set_level(logging.CRITICAL, "taskbull")
     random = Random(SEED)
     keep_all_entries(bed)

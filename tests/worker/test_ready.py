@@ -64,7 +64,7 @@ async def test_every_slot_gets_a_job_if_there_are_as_many() -> None:
     assert sorted(slots.taken, key=int) == ids
 
 
-async def test_the_end_is_told_to_all_slots_and_gives_what_none_has_taken() -> None:
+async def test_closing_wakes_all_slots_and_returns_the_remaining_jobs() -> None:
     ready = ReadyJobs()
     slots = Slots(ready)
     async with create_task_group() as tasks:

@@ -82,7 +82,7 @@ async def test_one_that_has_stopped_is_remembered_without_a_record(bed: WorkerBe
     assert (gone.id, gone.record) == ("w1", None)
 
 
-async def test_one_that_is_stopping_says_so_at_once(bed: WorkerBed) -> None:
+async def test_one_that_is_stopping_says_so_immediately(bed: WorkerBed) -> None:
     async with make(bed).running() as shutdown:
         await until(lambda: about(bed) is not None)
         shutdown.begin()
@@ -111,7 +111,7 @@ async def test_a_job_that_lost_its_lock_still_uses_a_slot(
         assert b'"running"' not in about(bed)
 
 
-async def test_an_open_circuit_is_told(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_open_circuit_is_reported(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "CHECK_INTERVAL", 0.02)
     monkeypatch.setattr(records, "BUSY", 0.02)
     await bed.queue.add("send", attempts=1)

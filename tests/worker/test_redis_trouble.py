@@ -112,7 +112,9 @@ async def test_ends_are_delivered_when_redis_is_back_from_a_crash(
     _check_lines(caplog)
 
 
-async def test_each_outage_is_told_once(place: MakePlace, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_outage_is_reported_once(
+    place: MakePlace, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.CRITICAL, "taskbull")
     here = place(DURABLE)
     chores = Chores(here.bed, Random(SEED))
@@ -215,7 +217,7 @@ Trouble = Callable[[Place], AbstractContextManager[None]]
 
 @pytest.mark.parametrize("trouble", [_read_only, _out_of_memory, _cannot_save])
 @pytest.mark.parametrize("patience", [10.0, 0.1])
-async def test_jobs_go_on_while_redis_refuses_to_write(
+async def test_jobs_continue_while_redis_refuses_to_write(
     place: MakePlace,
     trouble: Trouble,
     patience: float,
@@ -272,7 +274,7 @@ async def test_a_server_that_reads_its_data_is_waited_for(
     _check_lines(caplog)
 
 
-async def test_an_end_that_came_too_late_to_be_written_is_told_as_lost(
+async def test_an_end_that_came_too_late_to_be_written_is_reported_as_lost(
     place: MakePlace, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If Redis refuses writes for longer than a lock lives, the sweep returns the job."""  # FR-2

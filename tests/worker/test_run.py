@@ -53,7 +53,7 @@ def test_of_two_runs_of_a_job_the_newer_one_is_held() -> None:
     ("is_held", "is_decided", "is_news"),
     [
         (True, False, True),
-        (True, True, False),  # the call that writes its outcome tells whether the lock was there
+        (True, True, False),  # The call that writes its outcome reports if the lock existed.
         (False, False, False),
         (False, True, False),
     ],

@@ -81,7 +81,7 @@ def _told(record: Recorder) -> dict[str, list[type[events.Event]]]:
     return told
 
 
-async def test_an_end_is_told_by_the_worker_whose_write_it_was(
+async def test_an_end_is_reported_by_the_worker_whose_write_it_was(
     way: tuple[WorkerBed, Proxy],
 ) -> None:  # N1
     bed, proxy = way
@@ -111,7 +111,7 @@ async def test_an_end_is_told_by_the_worker_whose_write_it_was(
     assert _told(late) == {job_id: [events.Lost] for job_id in jobs}
 
 
-async def test_an_end_that_was_written_is_told_however_late_that_is_known(
+async def test_an_end_that_was_written_is_reported_however_late_that_is_known(
     way: tuple[WorkerBed, Proxy],
 ) -> None:  # N1
     bed, proxy = way

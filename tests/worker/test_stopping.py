@@ -175,7 +175,7 @@ async def _run_until_stopped(_: RunningJob) -> None:
 
 
 @pytest.mark.parametrize("priority", [0, 5])
-async def test_a_job_that_is_given_back_is_taken_at_once_by_a_worker_that_waits(
+async def test_a_job_that_is_given_back_is_taken_immediately_by_a_worker_that_waits(
     bed: WorkerBed, priority: int
 ) -> None:
     handle = await bed.queue.add("work", priority=priority)

@@ -71,7 +71,7 @@ def threads() -> Callable[[], int]:
 
 
 class Cancelling(TimeLimit):
-    """A clock that cancels whoever waits for a thread, as soon as there is one."""
+    """A clock that cancels the call that waits for a thread, as soon as there is one."""
 
     def __init__(self) -> None:
         self.scope = CancelScope()
@@ -298,13 +298,13 @@ class Told:
 
     def _hear(self, call: ThreadCall) -> None:
         self.depth += 1
-        self._pool.collect()  # as whoever has a job to write does
+        self._pool.collect()  # Like a task that writes for its job.
         assert self.depth == 1
         self.depth -= 1
         self.calls.append(call)
 
 
-async def test_a_call_that_nobody_awaits_is_told_when_it_has_ended() -> None:
+async def test_an_unawaited_call_is_notified_when_it_has_finished() -> None:
     pool, wrong = ThreadPool(2), ValueError("wrong")
     told, here = Told(pool), threading.get_ident()
 
@@ -448,7 +448,7 @@ async def test_a_thread_that_outlives_its_timeout_blocks_no_slot(
     assert "timeout" in job.failed_reason
 
 
-async def test_every_hanging_function_is_told_with_the_number_of_such_threads(
+async def test_every_hanging_function_is_reported_with_the_number_of_such_threads(
     bed: WorkerBed, gate: Gate
 ) -> None:
     for _ in range(5):

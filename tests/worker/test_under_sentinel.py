@@ -50,7 +50,8 @@ async def test_a_failover_loses_no_job(
             await chores.more(100)
             await to_thread.run_sync(getattr(sentinels, how))
             await to_thread.run_sync(sentinels.await_ready)  # the old one accepts nothing more
-            bed.admin.connection_pool.disconnect()  # else it would go on to ask the old one
+            # Otherwise it would continue to ask the old one.
+            bed.admin.connection_pool.disconnect()
             await chores.others_more(events.LocksRenewed, 1)
             begun = chores.begun()
             held.open("after")

@@ -66,7 +66,7 @@ def _without_replicas(server: ServerProcess) -> AbstractContextManager[None]:
 @contextmanager
 def _read_only(server: ServerProcess) -> Iterator[None]:
     with redis.Redis.from_url(server.url) as admin:
-        admin.replicaof("127.0.0.1", "1")  # where nobody is: it keeps its data
+        admin.replicaof("127.0.0.1", "1")  # No server listens there. The old one keeps its data.
         try:
             yield
         finally:
@@ -86,7 +86,7 @@ TROUBLES: list[Trouble] = [_full, _without_replicas, _read_only, _frozen]
 
 
 class Gate:
-    """Lets jobs begin, waits, and lets them go on: those that await, and those in threads."""
+    """Lets jobs start, waits, and releases them, both async ones and those in threads."""
 
     def __init__(self) -> None:
         self._opened = Event()
@@ -126,7 +126,7 @@ def _handlers(gate: Gate, done: list[str]) -> dict[str, Any]:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @pytest.mark.parametrize("trouble", TROUBLES)
-async def test_progress_and_log_lines_are_lost_and_the_job_goes_on(
+async def test_progress_and_log_lines_are_lost_and_the_job_continues(
     bed: WorkerBed,
     server: ServerProcess,
     trouble: Trouble,

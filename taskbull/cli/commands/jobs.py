@@ -399,7 +399,7 @@ def errors(queue: str, as_json: bool, **where: str | None) -> None:
     found = server.failures(queue, _GROUPED, sample=_SAMPLED)
     if as_json:
         groups = [_describe_group(group) for group in found.groups]
-        read = found.looked_at + found.sampled
+        read = found.examined + found.sampled
         show_json({"queue": queue, "failed": found.total, "read": read, "errors": groups})
         return
     columns = ("jobs", "task", "error", "newest", "last", "fingerprint")

@@ -477,9 +477,9 @@ def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
     """
     form = _forms.get(id(job.options))
     if job.created_ms is not None:
-        return _encode_anew(job, job.created_ms)
+        return _encode_again(job, job.created_ms)
     if form is None or job.ticket is not None or job.telemetry is not None:
-        return _encode_anew(job, timestamp_ms)
+        return _encode_again(job, timestamp_ms)
     options, stored, room, priority, lifo = form
     data = payload.encode(job.data, "data")
     if len(data) > room:
@@ -524,7 +524,7 @@ def _note_form(options: JobOptions, stored: bytes) -> bool:
     return True
 
 
-def _encode_anew(job: NewJob, timestamp_ms: int) -> EncodedJob:
+def _encode_again(job: NewJob, timestamp_ms: int) -> EncodedJob:
     options = job.options
     data = payload.encode(job.data, "data")
     if options.delay is None and options.eta is None and options.expires is None:

@@ -264,13 +264,13 @@ async def _delay(ctx: RequestContext, request: ActionRequest) -> ActionResult:
     else:
         delay = max(0.0, restored.timestamp() - time.time())
     await ctx.server.queue(request.queue).change_delay(request.id, restored or delay)
-    said = f"Job {request.id} will run in {duration(delay)}"
+    message = f"Job {request.id} will run in {duration(delay)}"
     if old is None:
-        return ActionResult(f"{said}.")
+        return ActionResult(f"{message}.")
     due = {"due": str(instant_to_ms(old)), "state": str(request.state or "")}
     offer = UndoOffer("delay", "Undo", {"q": request.queue, "id": request.id, **due})
     before = duration(max(0.0, old.timestamp() - time.time()))
-    return ActionResult(f"{said} (was: {before}).", offer=None if restored else offer)
+    return ActionResult(f"{message} (was: {before}).", offer=None if restored else offer)
 
 
 async def _due_time(ctx: RequestContext, request: ActionRequest) -> datetime | None:
@@ -290,21 +290,22 @@ def restored_due(form: Form) -> datetime | None:
 class _Limits(Struct, frozen=True):
     """Limits of a queue across all workers. 0 means no limit."""
 
-    at_once: int
+    concurrency: int
     most: int
     window: float
 
     @property
     def words(self) -> str:
-        at_once = f"{self.at_once:,} concurrent" if self.at_once else "no concurrency limit"
+        most = self.concurrency
+        concurrency = f"{most:,} concurrent" if most else "no concurrency limit"
         window = "second" if self.window == 1 else f"{self.window:g} s"
         rate = f"{self.most:,} per {window}" if self.most else "no rate limit"
-        return f"{at_once}, {rate}"
+        return f"{concurrency}, {rate}"
 
     @property
     def fields(self) -> dict[str, str]:
         return {
-            "concurrency": str(self.at_once or ""),
+            "concurrency": str(self.concurrency or ""),
             "most": str(self.most or ""),
             "window": f"{self.window:g}",
         }
@@ -351,11 +352,11 @@ async def _limits(ctx: RequestContext, request: ActionRequest) -> ActionResult:
     form, queue = request.form, ctx.server.queue(request.queue)
     new = _Limits(form.number("concurrency"), form.number("most"), form.seconds("window") or 1.0)
     old = await _limits_of(ctx, request)
-    await queue.set_global_concurrency(new.at_once or None)
+    await queue.set_global_concurrency(new.concurrency or None)
     await queue.set_global_rate_limit(new.most or None, new.window)
     offer = UndoOffer("limits", "Undo", {"q": request.queue, **old.fields})
-    said = f"Limits for {request.queue}: {new.words} (was: {old.words})."
-    return ActionResult(said, offer=offer if new.words != old.words else None)
+    message = f"Limits for {request.queue}: {new.words} (was: {old.words})."
+    return ActionResult(message, offer=offer if new.words != old.words else None)
 
 
 async def _limits_of(ctx: RequestContext, request: ActionRequest) -> _Limits:
@@ -544,7 +545,7 @@ async def _cancel(ctx: RequestContext, request: ActionRequest) -> ActionResult:
     if on_their_own:
         listed = ", ".join(on_their_own[:_MOST_LISTED])
         which = "do not support cancelling (such as Node) and will not be retried"
-        done = replace(done, said=f"{done.said} These run on workers that {which}: {listed}.")
+        done = replace(done, message=f"{done.message} These run on workers that {which}: {listed}.")
     return replace(done, about=reason)
 
 

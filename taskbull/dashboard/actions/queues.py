@@ -270,8 +270,8 @@ async def _clean(ctx: RequestContext, request: ActionRequest) -> ActionResult:
     age = request.form.number("hours") * 3600
     removed = await ctx.server.queue(request.queue).clean(age, _CLEANED, state)
     more = " There may be more; run it again." if len(removed) == _CLEANED else ""
-    said = f"{plural(len(removed), f'{state} job')} removed from {request.queue}.{more}"
-    return ActionResult(said, len(removed))
+    message = f"{plural(len(removed), f'{state} job')} removed from {request.queue}.{more}"
+    return ActionResult(message, len(removed))
 
 
 async def _ask_obliterate(ctx: RequestContext, request: ActionRequest) -> Node:

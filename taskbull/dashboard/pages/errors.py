@@ -72,10 +72,10 @@ async def _failures(dashboard: DashboardState, ctx: RequestContext, queue: str) 
 
 
 def _coverage(failures: Failures) -> h.Element:
-    older = failures.total - failures.looked_at
+    older = failures.total - failures.examined
     words = ui.plural(failures.total, "failed job")
     if older > 0:
-        words += f": the newest {ui.number(failures.looked_at)} analyzed, and a sample of "
+        words += f": the newest {ui.number(failures.examined)} analyzed, and a sample of "
         words += f"{ui.number(failures.sampled)} of the {ui.number(older)} older ones"
     elif failures.total:
         words += ", all analyzed"
@@ -177,7 +177,7 @@ def _hidden(queue: str, found: HiddenErrors) -> h.Node:
         h.h2("Errors being retried"),
         h.p(
             "Jobs that failed but will be retried, from a sample of "
-            f"{ui.plural(found.looked_at, 'waiting, running or delayed job')}. "
+            f"{ui.plural(found.examined, 'waiting, running or delayed job')}. "
             '"Attempts" counts failures in the last two hours, as reported by taskbull workers.',
             class_="quiet",
         ),

@@ -371,7 +371,7 @@ def _errors(job: Job, known: list[AttemptTimes], started: int) -> dict[int, str]
 
 
 def _source(history: JobHistory, missing: int) -> str:
-    events = ui.plural(history.looked_at, "event")
+    events = ui.plural(history.examined, "event")
     text = f"Times come from the queue's last {events}; the last attempt's from the job itself."
     return f"{text} These events do not cover all attempts." if missing > 0 else text
 

@@ -102,8 +102,8 @@ def _state(record: OperationRecord, *, silent: bool) -> h.Element:
 def _progress(record: OperationRecord) -> h.Node:
     if not record.total:
         return None
-    words = f"{number(record.looked_at)} of {number(record.total)} checked"
-    return h.div(meter(100 * record.looked_at / record.total, words))
+    words = f"{number(record.examined)} of {number(record.total)} checked"
+    return h.div(meter(100 * record.examined / record.total, words))
 
 
 def _stop(ctx: RequestContext, record: OperationRecord) -> h.Node:

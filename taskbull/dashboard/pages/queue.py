@@ -265,7 +265,7 @@ class TaskFigures(Struct, frozen=True):
 class QueueFigures(Struct, frozen=True):
     """Figures of a queue's tasks, the most frequent task first."""
 
-    looked_at: int
+    examined: int
     tasks: list[TaskFigures]
 
 
@@ -275,9 +275,9 @@ def figures_of(rows: Sequence[JobRow]) -> QueueFigures:
     for row in rows:
         if not row.gone:
             by_name.setdefault(row.job.name, []).append(row)
-    looked_at = sum(map(len, by_name.values()))
-    tasks = [_figures(name, some, looked_at) for name, some in by_name.items()]
-    return QueueFigures(looked_at, sorted(tasks, key=lambda task: -task.share))
+    examined = sum(map(len, by_name.values()))
+    tasks = [_figures(name, some, examined) for name, some in by_name.items()]
+    return QueueFigures(examined, sorted(tasks, key=lambda task: -task.share))
 
 
 def _figures(name: str, rows: Sequence[JobRow], of: int) -> TaskFigures:
@@ -516,7 +516,7 @@ def _tasks(figures: QueueFigures) -> h.Node:
         )
         for task in figures.tasks[:_TASKS_SHOWN]
     ]
-    words = f"Medians and shares of the last {ui.plural(figures.looked_at, 'finished job')}:"
+    words = f"Medians and shares of the last {ui.plural(figures.examined, 'finished job')}:"
     return h.div(h.p(words, class_="quiet"), h.ul(shown, class_="shares"), class_="tasks")
 
 

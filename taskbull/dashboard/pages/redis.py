@@ -76,8 +76,9 @@ def _summary(node: RedisNode) -> str:
     if node.memory_used is None:
         return f"{node.name} (INFO is not permitted)"
     limit = f" of {ui.size(node.memory_limit)}" if node.memory_limit else ""
-    clients = ui.number(_int(node, "connected_clients"))
-    return f"{node.version} · {ui.size(node.memory_used)}{limit} · {clients} clients"
+    connected = _int(node, "connected_clients")
+    clients = "" if connected is None else f" · {ui.plural(connected, 'client')}"
+    return f"{node.version} · {ui.size(node.memory_used)}{limit}{clients}"
 
 
 async def _cards(

@@ -46,22 +46,22 @@ class SearchCoverage(Struct, frozen=True):
 
     queue: str
     state: JobState
-    looked_at: int
+    examined: int
     total: int
     until: datetime | None
     """When the last job searched finished, was due or was added."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if all jobs in this state were searched."""
-        return self.looked_at >= self.total
+        return self.examined >= self.total
 
 
 class Progress(Struct, frozen=True):
     """Total coverage of a search. A form carries it from step to step."""
 
     found: int = 0
-    looked_at: int = 0
+    examined: int = 0
     too_large: int = 0
     reached: list[SearchCoverage] = []
     """States that are only partly searched, the latest first."""
@@ -79,12 +79,12 @@ def describe(progress: Progress, *, ended: bool, one_state: bool) -> h.Node:
     found = "1 match" if progress.found == 1 else f"{ui.number(progress.found)} matches"
     if one_state and len(progress.reached) == 1:
         return _said(f"{found} in ", _span(progress.reached[0]), f"{skipped}.{more}")
-    jobs = ui.plural(progress.looked_at, "job")
+    jobs = ui.plural(progress.examined, "job")
     if one_state:
         return _said(f"{found} in all {jobs}{skipped}.")
     return [
         _said(f"{found} in {jobs}{skipped}.{more}"),
-        _parts([each for each in progress.reached if not each.is_whole]),
+        _parts([each for each in progress.reached if not each.is_complete]),
     ]
 
 
@@ -102,9 +102,9 @@ def _parts(reached: Sequence[SearchCoverage]) -> h.Node:
 def _span(coverage: SearchCoverage) -> h.Node:
     newest = coverage.state in _NEWEST_FIRST
     words = "newest" if newest else "next"
-    total = max(coverage.total, coverage.looked_at)
+    total = max(coverage.total, coverage.examined)
     return [
-        f"the {words} {ui.number(coverage.looked_at)} of {ui.plural(total, 'job')}",
+        f"the {words} {ui.number(coverage.examined)} of {ui.plural(total, 'job')}",
         None if coverage.until is None else [" (", "back" if newest else "up", " to "],
         None if coverage.until is None else [ui.clock(coverage.until), ")"],
     ]
@@ -255,14 +255,14 @@ class _Search:
         sees_all = ctx.may("download-unmasked")
         self._mask = None if sees_all else ctx.settings.redactor.mask
         self._until = time.monotonic() + _SECONDS
-        self._looked_at = self._too_large = 0
+        self._examined = self._too_large = 0
         self._reached = list(search_state.progress.reached)
         self.hits = 0
 
     @property
     def should_continue(self) -> bool:
         """True if there is more to search and no limit is reached."""
-        enough = self.hits >= _MOST_HITS or self._looked_at >= _STEP
+        enough = self.hits >= _MOST_HITS or self._examined >= _STEP
         return bool(self._positions) and not enough and time.monotonic() < self._until
 
     @property
@@ -271,7 +271,7 @@ class _Search:
         before = self._before.progress
         progress = Progress(
             before.found + self.hits,
-            before.looked_at + self._looked_at,
+            before.examined + self._examined,
             before.too_large + self._too_large,
             self._reached[:_MOST_REACHED],
         )
@@ -294,10 +294,10 @@ class _Search:
             self._positions.pop(0)  # Continue with other queues. The overview shows the error.
             return []
         self.hits += len(found.rows)
-        self._looked_at += found.looked_at
+        self._examined += found.examined
         self._too_large += found.too_large
         coverage = self._note(position, found)
-        if found.after is None or (not self._one_queue and coverage.looked_at >= _EACH):
+        if found.after is None or (not self._one_queue and coverage.examined >= _EACH):
             self._positions.pop(0)
             if found.after is None:
                 self._reached.pop(0)
@@ -307,12 +307,12 @@ class _Search:
 
     def _note(self, position: SearchPosition, found: SearchStep) -> SearchCoverage:
         """Record the coverage of this state at the front of the list."""
-        known, looked_at = self._reached[:1], found.looked_at
+        known, examined = self._reached[:1], found.examined
         if known and (known[0].queue, known[0].state) == (position.queue, position.state):
-            looked_at += known[0].looked_at
+            examined += known[0].examined
             self._reached.pop(0)
         coverage = SearchCoverage(
-            position.queue, position.state, looked_at, found.total, found.reached
+            position.queue, position.state, examined, found.total, found.reached
         )
         self._reached.insert(0, coverage)
         return coverage

@@ -13,7 +13,7 @@ CASES = CaseList()
 
 
 def crash(s: Stage, token: str, **options: Any) -> str:
-    """Take a job as a worker that dies; a running worker marks it by its sweep, and ends, too."""
+    """Fetch a job as a worker that dies. A running worker marks it in its sweep, and stops."""
     job = s.a.worker().take(token)
     assert job is not None
     s.sweep_allowed()
