@@ -146,7 +146,7 @@ class QueueKeys(Struct, frozen=True):
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Keys of the lists and sets of jobs, in the order in which scripts search them."""
+        """Keys of all lists and sets of jobs, in the order of the scripts that search them."""
         return (
             *(self.completed, self.failed, self.delayed, self.prioritized),
             *(self.waiting_children, self.active, self.wait, self.paused),
