@@ -55,8 +55,8 @@ def test_several_declarations_of_a_queue_add_up_unless_they_contradict(local: Ap
     [
         ({"concurrency": 0}, "concurrency must be an integer from 1"),
         ({"concurrency": "5"}, "concurrency must be an integer from 1"),
-        ({"global_concurrency": 0}, "global_concurrency must be an integer from 1"),
-        ({"global_concurrency": 1.5}, "global_concurrency must be an integer from 1"),
+        ({"global_concurrency": 0}, "global_concurrency must be an integer of at least 1"),
+        ({"global_concurrency": 1.5}, "global_concurrency must be an integer of at least 1"),
         ({"limiter": (50, 1)}, "limiter must be a Limiter"),
     ],
 )
