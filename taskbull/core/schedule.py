@@ -87,8 +87,10 @@ class _Field(Struct, frozen=True):
         end = self.most if first is None or step else start
         if last is not None:
             end = self._number(last)
-        if not self.least <= start <= end <= self.most:
+        if not (self.least <= start <= self.most and self.least <= end <= self.most):
             raise ValueError(f"{self.title} {part!r} must be in {self.least}-{self.most}")
+        if start > end:
+            raise ValueError(f"{self.title} {part!r} ends before it starts")
         if step and int(step) == 0:
             raise ValueError(f"the step of {self.title} {part!r} must not be 0")
         return range(start, end + 1, int(step or 1))

@@ -153,7 +153,9 @@ def checked_results(results: Any, jobs: Sequence[RunningJob]) -> list[Any]:
         )
     found = [*results]
     if len(found) != count:
-        raise PermanentError(f"Batch task {name} returned {len(found)} results for {count} items")
+        raise PermanentError(
+            f"Batch task {name} returned a list of {len(found)} instead of {count} results"
+        )
     return found
 
 

@@ -297,8 +297,8 @@ async def test_what_is_raised_is_decided_for_each(app: App, kind: str) -> None:
 @pytest.mark.parametrize(
     ("returned", "told"),
     [
-        (lambda items: items[1:], "returned 2 results for 3 items"),
-        (lambda items: [*items, 4], "returned 4 results for 3 items"),
+        (lambda items: items[1:], "returned a list of 2 instead of 3 results"),
+        (lambda items: [*items, 4], "returned a list of 4 instead of 3 results"),
         (lambda items: None, "returned a value of type NoneType, not a list of 3 results"),
         (lambda items: "abc", "returned a value of type str, not a list of 3 results"),
         (lambda items: {"a": 1}, "returned a value of type dict, not a list of 3 results"),

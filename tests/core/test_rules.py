@@ -144,6 +144,8 @@ def test_other_rules_in_words(rule: Rule, words: str) -> None:
         (lambda: Cron("* * * *"), "must have 5 fields"),
         (lambda: Cron(""), "cron pattern must not be empty"),
         (lambda: Cron("61 * * * *"), "minute '61' must be in 0-59"),
+        (lambda: Cron("5-1 * * * *"), "minute '5-1' ends before it starts"),
+        (lambda: Cron("0 0 * * 5-61"), "weekday '5-61' must be in 0-7"),
         (lambda: Cron("0 0 30 2 *"), "'0 0 30 2 *' never runs"),
         (lambda: Cron("0 3 * * *", "Europe/Berln"), "unknown time zone 'Europe/Berln'"),
         (lambda: Cron("0 3 * * *", start=datetime(2027, 1, 1)), "got the naive"),  # noqa: DTZ001

@@ -123,7 +123,7 @@ async def test_what_is_raised_counts_for_each_by_its_own_attempts(bed: PoolBed) 
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("list", "returned 1 results for 2 items"),
+        ("list", "returned a list of 1 instead of 2 results"),
         ("text", "returned a value of type str, not a list of 2 results"),
     ],
 )
