@@ -56,9 +56,9 @@ def bed(server: Reachable, prefix: str) -> Iterator[Bed]:
 
 
 def readers(admin: redis.Redis) -> int:
-    """Count the connections that are blocked by reading a stream, but for those of workers."""
+    """Count the connections that are blocked by reading a stream now, but for those of workers."""
     clients = [one for one in admin.client_list() if not one["name"].startswith(CLIENT)]
-    return sum(client["cmd"] == "xread" for client in clients)
+    return sum(client["cmd"] == "xread" and "b" in client["flags"] for client in clients)
 
 
 async def until_read(admin: redis.Redis, many: int) -> None:

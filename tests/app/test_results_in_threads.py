@@ -18,7 +18,7 @@ from taskbull.errors import JobFailed, JobNotFound, ServerRefused
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.stores import SyncResultWatch
 from taskbull.store.address import parse
-from taskbull.worker.stop_requests import CLIENT
+from tests.app.test_results import readers
 from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import wait_until
@@ -73,12 +73,6 @@ def watch_of(app: App) -> SyncResultWatch:
 def waiting(app: App) -> int:
     """Count the threads that wait at the stream, one of them reading."""
     return len(watch_of(app)._waiting)
-
-
-def readers(admin: redis.Redis) -> int:
-    """Count the connections that are blocked by reading a stream now, but for those of workers."""
-    clients = [one for one in admin.client_list() if not one["name"].startswith(CLIENT)]
-    return sum(client["cmd"] == "xread" and "b" in client["flags"] for client in clients)
 
 
 async def seen(condition: Callable[[], bool], what: str) -> None:

@@ -95,7 +95,7 @@ def test_a_second_signal_ends_it_and_gives_the_job_back(
         terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         assert lives(pid)
         terminal.send(signal.SIGTERM)
-        terminal.read_until("was returned to its queue")
+        terminal.read_until("was released and will run again immediately")
         assert terminal.end() == 0
     assert (folder / "tidied").exists() == (how == "tidy")
     assert handle.state() == "waiting"
@@ -137,7 +137,10 @@ def test_at_once_a_function_does_not_get_all_of_its_grace(
         terminal.send(number)
         terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         terminal.send(number)
-        terminal.read_until("was returned to its queue")  # else only after ten minutes
+        # Otherwise only after ten minutes.
+        terminal.read_until(
+            "was released and will run again immediately"
+        )  # else only after ten minutes
         assert terminal.end() == 0
     assert handle.state() == "waiting"
     assert not is_there(pid)
@@ -152,7 +155,7 @@ def test_a_second_signal_cuts_short_a_grace_that_has_begun(folder: Path, queue: 
         wait_until((folder / "ignored").exists, "the word to end, which the function ignores")
         assert lives(pid)
         terminal.send(signal.SIGTERM)
-        terminal.read_until("was returned to its queue")
+        terminal.read_until("was released and will run again immediately")
         assert terminal.end() == 0
     assert handle.state() == "waiting"
     assert not is_there(pid)

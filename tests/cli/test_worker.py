@@ -113,7 +113,7 @@ def test_a_signal_lets_jobs_end_and_a_second_one_gives_them_back(
         terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         assert handle.state() == "active"
         terminal.send(number)
-        terminal.read_until("was returned to its queue")
+        terminal.read_until("was released and will run again immediately")
         assert terminal.end() == 0
     job = handle.info()
     assert handle.state() == "waiting"
@@ -368,7 +368,7 @@ def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
         ),
         in_full(["worker", "tasks:app", "-q", "a:b"], "as in -q a:5"),
         in_full(["worker", "tasks:app", "-q", "a:0"], "as in -q a:5"),
-        in_full(["worker", "tasks:app", "-q", "cust-*", "--any-queue"], "name each queue"),  # V17
+        in_full(["worker", "tasks:app", "-q", "cust-*", "--any-queue"], "list each queue"),  # V17
         pytest.param(
             ["worker", "tasks:app", "-q", "a,,b"],
             "a queue name is empty",
