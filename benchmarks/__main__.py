@@ -1,4 +1,4 @@
-"""How fast, next to what else there is.
+"""Measure taskbull beside Node and other libraries.
 
     python -m benchmarks                          every part, with all its peers: about 25 minutes
     python -m benchmarks drain enqueue            some parts, with taskbull and Node: a minute each
@@ -6,10 +6,10 @@
     python -m benchmarks drain --only all
     python -m benchmarks drain --against ../old   this checkout beside another, in the same rounds
 
-Peers are installed into .benchmarks/ when they are first needed. Every measurement has a private
-server and processes of its own; the order is shuffled in each round. Tables go to stdout. The last
-whole result of each part is kept in .benchmarks/, and `--write` makes the page of all of them, so
-that the parts can be measured one by one, whenever the machine is quiet.
+Peers are installed into .benchmarks/ when they are first needed. Each measurement has its own
+server and processes, and the order is shuffled in each round. Tables go to stdout. The last
+complete result of each part is kept in .benchmarks/, and `--write` builds the page from all of
+them. So the parts can be measured one by one, when the machine is quiet.
 """
 
 from __future__ import annotations
@@ -37,13 +37,23 @@ def arguments() -> Namespace:
         "python -m benchmarks", description=__doc__, formatter_class=RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--only", help="peers by name: taskbull,node,…, or all")
-    parser.add_argument("--against", type=Path, help="another checkout of taskbull")
-    parser.add_argument("--at-once", default="100,10,1", help="jobs at once in drain")
-    parser.add_argument("--rounds", type=int, help="3, unless a part says otherwise")
-    parser.add_argument("--quick", action="store_true", help="a fifth of the jobs, one round")
-    parser.add_argument("--server", default="valkey", help="valkey, redis, or a program")
-    parser.add_argument("--write", action="store_true", help="docs/benchmarks.md and its picture")
+    parser.add_argument(
+        "--only", help="comma-separated names of peers, such as taskbull,node, or all"
+    )
+    parser.add_argument(
+        "--against", type=Path, help="folder of another checkout to measure as well"
+    )
+    parser.add_argument("--at-once", default="100,10,1", help="numbers of concurrent jobs in drain")
+    parser.add_argument("--rounds", type=int, help="number of rounds; most parts default to 3")
+    parser.add_argument(
+        "--quick", action="store_true", help="run one round with a fifth of the jobs"
+    )
+    parser.add_argument(
+        "--server", default="valkey", help="valkey, redis, or the path of a server program"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/benchmarks.md and its chart"
+    )
     given = parser.parse_args()
     for name in given.parts:
         if name not in PARTS:
