@@ -21,12 +21,12 @@ local prefix, now, ids = unpack(ARGV)
 -- Jobs that another client removed or started are counted until a worker finds out. So check the
 -- first ones of each group, within a limit per call.
 local MOST_CHECKED = 1000
-local functions, left, reply = group_functions(prefix, tonumber(now)), 2000, {}
-local left_locks = 2000
+local functions, reply = group_functions(prefix, tonumber(now)), {}
+local left, left_locks = MOST_CHECKED, MOST_CHECKED
 for _, id in ipairs(cmsgpack.unpack(ids)) do
   local jobs, limits = functions.key_of(id, "jobs"), functions.limits_of(id)
   local waiting, first = redis.call("ZCARD", jobs), nil
-  local some = redis.call("ZRANGE", jobs, 0, math.min(MOST_CHECKED, math.max(left, 10)) - 1)
+  local some = redis.call("ZRANGE", jobs, 0, math.max(left, 10) - 1)
   left = left - #some
   local ranks = #some > 0 and redis.call("ZMSCORE", prioritized, unpack(some))
   for i = #some, 1, -1 do

@@ -23,7 +23,7 @@ LIST_GROUPS = load("list_groups")
 ADD_GROUP_COST = load("add_group_cost")
 SWEEP_GROUPS = load("sweep_groups")
 
-CHUNK: Final = 50
+CHUNK: Final = 40
 """Number of groups that one call reads. It takes Redis up to 2 ms."""
 
 LIST_CHUNK: Final = 500
