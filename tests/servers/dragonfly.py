@@ -80,6 +80,7 @@ class DragonflyRules:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()  # a script is atomic
         self._sockets = [self._listener]
+        self._threads: list[threading.Thread] = []
         self._scripts = _Scripts(check_tags=check_tags)
 
     @property
@@ -105,6 +106,8 @@ class DragonflyRules:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+        for thread in self._threads:
+            thread.join(timeout=60)
 
     def _connect(self) -> BufferedRWPair:
         made = socket.create_connection(self._target)
@@ -118,11 +121,16 @@ class DragonflyRules:
                 client, _ = self._listener.accept()
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets.append(client)
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+                thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def _serve(self, client: socket.socket) -> None:
-        with suppress(OSError, EOFError, ValueError), client.makefile("rwb") as stream:
-            upstream = self._connect()
+        with (
+            suppress(OSError, EOFError, ValueError),
+            client.makefile("rwb") as stream,
+            self._connect() as upstream,
+        ):
             while True:
                 words = _read(stream)
                 stream.write(_encoded(self._answer(upstream, words)))
