@@ -134,7 +134,7 @@ def meter(value: float, words: str) -> h.Element:
 
 
 def time_bar(start: float, end: float, kind: str) -> h.Element:
-    """Return a bar from `start` to `end` percent of a scale. The row beside it says it in text."""
+    """Return a bar from `start` to `end` percent of a scale. Other cells show the times as text."""
     place = min(max(start, 0.0), 99.0)
     width = min(max(end - place, 1.0), 100.0 - place)
     return _svg(

@@ -1,4 +1,4 @@
-"""Jobs as stored in Redis: written as Node does, and read whoever wrote them."""
+"""Encoding jobs as Node does, and reading jobs of any producer."""
 
 from __future__ import annotations
 

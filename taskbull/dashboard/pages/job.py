@@ -511,8 +511,8 @@ async def steps(ctx: RequestContext, place: JobDetails) -> h.Element:
 def _bars(steps: Sequence[JobStep]) -> Iterator[h.Element | None]:
     """Yield a bar for each step, on one scale, or `None` if its start is unknown.
 
-    A wait that has not ended takes the last tenth of the scale, because a bar that grows would
-    update the page all the time.
+    The bar of a wait that has not ended goes to the end of the scale, which is then longer by a
+    tenth. A bar up to the current time would update the page constantly.
     """
     starts = [step.started.timestamp() for step in steps if step.started is not None]
     first = min(starts, default=0.0)
